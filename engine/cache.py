@@ -1,0 +1,232 @@
+"""A transformers cache with static buffers, append-only slots and a validity mask.
+
+Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended length, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class MaskedLayer(CacheLayerMixin):
+    """One layer's key and value buffers, written at the cache's shared position."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, owner: MaskedKVCache):
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocates the buffers in the shape of the first states, [B, H, S, D]."""
+        batch, heads, _, _ = key_states.shape
+        slots = self.owner.num_slots
+        self.keys = key_states.new_zeros(batch, heads, slots, key_states.shape[-1])
+        self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes a window's states [B, H, T, D]; returns what it attends to, [B, H, L, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
+        self.keys[:, :, start:stop] = key_states
+        self.values[:, :, start:stop] = value_states
+        length = self.owner.attended_length(stop)
+        return self.keys[:, :, :length], self.values[:, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Attended length and offset, as transformers' mask builder asks for them."""
+        return self.owner.attended_length(self.owner.num_used + query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Slots in use."""
+        return self.owner.num_used
+
+    def get_max_length(self) -> int:
+        """Slots there are."""
+        return self.owner.num_slots
+
+
+class MaskedKVCache(Cache):
+    """Key/value memory of one member for a batch of rows that accept different lengths.
+
+    All rows append at one physical position (``num_used``). A rejected slot is marked invalid for
+    its row (logical rollback); the suffix of slots that no row holds valid is then given back
+    (physical truncation), and ``compact`` packs what is left when holes have gathered. Positions
+    count *valid* tokens, so a hole shifts nothing. The mask hides every invalid slot, whatever
+    finite value it holds.
+
+    Args:
+        num_layers: Layers of the model.
+        batch_size: Rows.
+        num_slots: Slots of the static buffers.
+        device: Where the mask lives.
+        dtype: Type of the additive mask.
+        kv_length: Attended length when it is fixed (exact mode); None attends to slots in use.
+        sliding_window: Window in positions of models that have one.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_length: int | None = None,
+        sliding_window: int | None = None,
+    ):
+        super().__init__(layers=[MaskedLayer(self) for _ in range(num_layers)])
+        assert kv_length is None or kv_length <= num_slots
+        self.num_sequences = batch_size
+        self.num_slots = num_slots
+        self.kv_length = kv_length
+        self.dtype = dtype
+        self.sliding_window = sliding_window
+        self.num_used = 0
+        self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
+        self.valid_BS = torch.zeros(batch_size, num_slots, dtype=torch.bool, device=device)
+        self.positions_BS = torch.zeros(batch_size, num_slots, dtype=torch.long, device=device)
+
+    def num_valid(self, row: int) -> int:
+        """Tokens a row holds: its logical length."""
+        return len(self.row_slots[row])
+
+    def attended_length(self, stop: int) -> int:
+        """Attended length of a window that ends at slot ``stop``."""
+        return stop if self.kv_length is None else self.kv_length
+
+    @property
+    def num_holes(self) -> int:
+        """Slots in use that hold nothing, over all rows."""
+        return self.num_sequences * self.num_used - sum(len(slots) for slots in self.row_slots)
+
+    def positions(self, num_rows: int) -> torch.Tensor:
+        """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
+        device = self.valid_BS.device
+        first_B = torch.tensor([len(slots) for slots in self.row_slots], device=device)
+        return first_B[:, None] + torch.arange(num_rows, device=device)
+
+    def mask(self, num_fed: list[int], num_rows: int, *, sliding: bool = False) -> torch.Tensor:
+        """The additive attention mask of the next window, [B, 1, T, L].
+
+        A token sees the valid slots of its row and the window up to itself; a pad sees only
+        itself (a row that sees nothing would be NaN).
+
+        Args:
+            num_fed: Real tokens of each row.
+            num_rows: T, pads included.
+            sliding: Also hide what is further back than the sliding window, in positions.
+        """
+        start, stop = self.num_used, self.num_used + num_rows
+        length = self.attended_length(stop)
+        device = self.valid_BS.device
+        visible_BTL = self.valid_BS[:, None, :length].expand(-1, num_rows, -1).clone()
+        causal_TT = torch.ones(num_rows, num_rows, dtype=torch.bool, device=device).tril()
+        if min(num_fed) == num_rows:
+            visible_BTL[:, :, start:stop] = causal_TT
+        else:
+            steps_T = torch.arange(num_rows, device=device)
+            real_BT = steps_T < torch.tensor(num_fed, device=device)[:, None]
+            itself_TT = steps_T[:, None] == steps_T
+            block_BTT = (causal_TT & real_BT[:, None, :] & real_BT[:, :, None]) | itself_TT
+            visible_BTL[:, :, start:stop] = block_BTT
+            visible_BTL[:, :, :start] &= real_BT[:, :, None]
+        if sliding and self.sliding_window is not None:
+            query_BT = self.positions(num_rows)
+            slots_BL = self.positions_BS[:, :length].clone()
+            slots_BL[:, start:stop] = query_BT
+            far_BTL = query_BT[:, :, None] - slots_BL[:, None, :] >= self.sliding_window
+            visible_BTL &= ~far_BTL
+        mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=device)
+        mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
+        return mask_BTL[:, None]
+
+    def advance(self, num_fed: list[int], num_rows: int) -> None:
+        """Takes a window in after its forward: real tokens become valid, pads stay invalid.
+
+        Called once per forward, after all layers: they all saw the same write position.
+        """
+        start = self.num_used
+        for row, (slots, count) in enumerate(zip(self.row_slots, num_fed, strict=True)):
+            first = len(slots)
+            slots.extend(range(start, start + count))
+            self.valid_BS[row, start : start + count] = True
+            self.positions_BS[row, start : start + count] = torch.arange(
+                first, first + count, device=self.valid_BS.device
+            )
+        self.num_used = start + num_rows
+        self.truncate()
+
+    def keep(self, counts: list[int]) -> None:
+        """Rolls each row back to its first ``counts[row]`` tokens, then truncates.
+
+        Raises:
+            ValueError: If a count is negative or larger than what the row holds.
+        """
+        for row, (slots, count) in enumerate(zip(self.row_slots, counts, strict=True)):
+            if not 0 <= count <= len(slots):
+                raise ValueError(
+                    f"keep: row {row} holds {len(slots)} tokens, cannot keep {count}; "
+                    f"counts must be between 0 and what the row holds"
+                )
+            if count < len(slots):
+                self.valid_BS[row, slots[count:]] = False
+                del slots[count:]
+        self.truncate()
+
+    def truncate(self) -> None:
+        """Gives back the common suffix of slots that no row holds valid."""
+        self.num_used = 1 + max((slots[-1] for slots in self.row_slots if slots), default=-1)
+
+    def compact(self) -> None:
+        """Packs every row's valid tokens to the front; order and positions stay."""
+        width = max((len(slots) for slots in self.row_slots), default=0)
+        padded = [slots + [0] * (width - len(slots)) for slots in self.row_slots]
+        order_BW = torch.tensor(padded, dtype=torch.long, device=self.valid_BS.device)
+        for layer in self.layers:
+            if layer.is_initialized:
+                for buffer_BHSD in (layer.keys, layer.values):
+                    heads, size = buffer_BHSD.shape[1], buffer_BHSD.shape[3]
+                    index = order_BW[:, None, :, None].expand(-1, heads, -1, size)
+                    buffer_BHSD[:, :, :width] = buffer_BHSD.gather(2, index)
+        self.valid_BS.zero_()
+        for row, slots in enumerate(self.row_slots):
+            self.row_slots[row] = list(range(len(slots)))
+            self.valid_BS[row, : len(slots)] = True
+        self.positions_BS[:] = torch.arange(self.num_slots, device=self.valid_BS.device)
+        self.num_used = width
+
+    def make_room(self, num_rows: int) -> None:
+        """Compacts when the next window would not fit, or when a quarter of the slots are holes.
+
+        Raises:
+            ValueError: If it does not fit even then.
+        """
+        if self.num_sequences > 1 and self.num_holes * 4 > self.num_sequences * self.num_used:
+            self.compact()
+        if self.num_used + num_rows > self.num_slots:
+            self.compact()
+        if self.num_used + num_rows > self.num_slots:
+            raise ValueError(
+                f"cache: a window of {num_rows} rows does not fit behind {self.num_used} of "
+                f"{self.num_slots} slots; ask for fewer tokens (max_new_tokens) or a smaller K"
+            )
+
+    def check_integrity(self) -> None:
+        """Asserts that slots, validity and positions tell one story (a debugging aid)."""
+        for row, slots in enumerate(self.row_slots):
+            assert slots == sorted(set(slots)), f"row {row}: slots out of order: {slots}"
+            assert not slots or slots[-1] < self.num_used, f"row {row}: slot beyond num_used"
+            valid = self.valid_BS[row].nonzero().flatten().tolist()
+            assert valid == slots, f"row {row}: validity {valid} and slots {slots} differ"
+            positions = self.positions_BS[row, slots].tolist()
+            assert positions == list(range(len(slots))), f"row {row}: positions {positions}"
+        last = max((slots[-1] for slots in self.row_slots if slots), default=-1)
+        assert self.num_used == last + 1, f"num_used {self.num_used}, last valid slot {last}"

@@ -1,0 +1,520 @@
+"""Speculative decoding: start a batch of requests, then one iteration at a time.
+
+An iteration drafts, lets each verifier of the chain score and accept, commits what the target
+emitted, and rolls every memory back to what it shares with the committed text. Only what the
+target has verified is ever committed, so the output follows the target's law whatever the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from specgym.engine.cache import MaskedKVCache
+from specgym.engine.members import ModelMember, NGramIndex, NGramMember
+from specgym.engine.pool import ModelPool
+from specgym.engine.timing import Clock
+from specgym.engine.types import (
+    EngineFault,
+    ForwardCost,
+    Plan,
+    Proposal,
+    SamplingParams,
+    StepResult,
+    Verdict,
+    common_prefix,
+)
+from specgym.engine.verification import (
+    accept_greedy,
+    accept_sampling,
+    law,
+    sample,
+    total_variation,
+)
+
+PREFILL_CHUNK = 512
+KV_ROUNDING = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeRequest:
+    """One request to decode.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        max_new_tokens: The token budget, kept to the token.
+        sampling: How logits become tokens; greedy by default.
+        eos_ids: Token ids that end the text (they are part of the output); None takes the pool's.
+        stop: Strings that end the text; the output ends with the token that completes one.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    eos_ids: frozenset[int] | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("prompt: must hold at least one token; got none")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens: must be >= 0; got {self.max_new_tokens}")
+
+
+class DecodeState:
+    """A batch of requests being decoded: their tokens, memories and ends. Made by ``start``."""
+
+    def __init__(self, pool: ModelPool, requests: Sequence[DecodeRequest], exact: bool):
+        self.pool = pool
+        self.requests = tuple(requests)
+        self.exact = exact
+        self.tokens = [list(request.prompt) for request in requests]
+        self.budgets = [pool.budget(request) for request in requests]
+        self.finish_reasons: list[str | None] = [None] * len(requests)
+        self.generators = [
+            torch.Generator().manual_seed(request.sampling.seed) for request in requests
+        ]
+        longest = max(
+            len(request.prompt) + budget
+            for request, budget in zip(requests, self.budgets, strict=True)
+        )
+        room = longest + pool.window * (1 if len(requests) == 1 else 4)
+        self.num_slots = -(-room // KV_ROUNDING) * KV_ROUNDING
+        self.memories: dict[str, MaskedKVCache] = {}
+        self.indices: dict[str, list[NGramIndex]] = {}
+        self.measure_divergence = False
+        for row, budget in enumerate(self.budgets):
+            if budget == 0:
+                self.finish_reasons[row] = self.limit_reason(row)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch."""
+        return len(self.tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every row has ended."""
+        return None not in self.finish_reasons
+
+    def is_active(self, row: int) -> bool:
+        """Whether this row still decodes."""
+        return self.finish_reasons[row] is None
+
+    def num_remaining(self, row: int) -> int:
+        """Tokens this row may still get."""
+        return self.budgets[row] - self.num_generated(row)
+
+    def num_generated(self, row: int) -> int:
+        """Tokens this row got."""
+        return len(self.tokens[row]) - len(self.requests[row].prompt)
+
+    def output(self, row: int = 0) -> list[int]:
+        """Tokens this row got."""
+        return self.tokens[row][len(self.requests[row].prompt) :]
+
+    def limit_reason(self, row: int) -> str:
+        """Why this row ends when its budget is spent: ``length``, or ``context`` when cut."""
+        return "length" if self.budgets[row] == self.requests[row].max_new_tokens else "context"
+
+    @property
+    def kv_length(self) -> int:
+        """Slots the target's attention runs over in the next iteration of one token."""
+        return self.memories[self.pool.target].attended_length(max(map(len, self.tokens)))
+
+    def num_lagging(self, name: str) -> int:
+        """Committed tokens a member has yet to catch up with, beyond the one it always eats."""
+        memory = self.memories.get(name)
+        held = [0] * self.batch_size if memory is None else map(len, memory.row_slots)
+        return max(len(row) - 1 - count for row, count in zip(self.tokens, held, strict=True))
+
+
+class Meter:
+    """Runs forwards and writes down what each cost."""
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self.costs: list[ForwardCost] = []
+
+    def forward(
+        self,
+        member: ModelMember,
+        memory: MaskedKVCache,
+        fed: Sequence[Sequence[int]],
+        role: str,
+        num_rows: int | None = None,
+        num_catchup: int = 0,
+    ) -> torch.Tensor | None:
+        """A member's timed forward; catch-up forwards need no logits and return None."""
+        started = self.clock.now()
+        need_logits = role != "catchup"
+        logits = member.forward(memory, fed, num_rows, need_logits=need_logits)
+        width = num_rows or max(map(len, fed))
+        self.clock.charge(member.clock_cost, width)
+        num_tokens = sum(map(len, fed))
+        seconds = self.clock.now() - started
+        self.costs.append(
+            ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds)
+        )
+        return logits
+
+
+def start(
+    pool: ModelPool, requests: Sequence[DecodeRequest], clock: Clock, *, exact: bool = True
+) -> DecodeState:
+    """A new state with the target's prefill done.
+
+    Args:
+        pool: The members.
+        requests: One per row of the batch.
+        clock: Times the prefill.
+        exact: Fixed shapes, so that in bf16 too the output equals plain decoding bit for bit at
+            batch 1, whatever the plans. False computes only what is needed.
+
+    Raises:
+        ValueError: If there is no request, or a prompt leaves no room in the target's context.
+    """
+    if not requests:
+        raise ValueError("requests: must hold at least one request; got none")
+    state = DecodeState(pool, requests, exact)
+    if not state.is_finished:
+        memory_of(state, pool.model(pool.target), Meter(clock))
+    return state
+
+
+def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -> StepResult:
+    """One iteration under a plan; commits at least one token to every active row.
+
+    Raises:
+        ValueError: If the plan names unknown members, does not end at the target, or drafts more
+            than the pool's window holds; if every row has ended.
+        EngineFault: If a member's logits are not finite.
+    """
+    pool.check(plan)
+    if state.is_finished:
+        raise ValueError("decode_step: every row has ended; start a new state")
+    started = clock.now()
+    meter = Meter(clock)
+    executed, reason = executable(pool, state, plan)
+    proposals, entropy = draft(pool, state, executed, meter)
+    if executed.k and not any(proposal.tokens for proposal in proposals):
+        executed, reason = executed.without_speculation(), "no_proposal"
+    drafter = executed.chain[0]
+    fed = {drafter: proposals} if executed.k else {}
+    proposed, accepted, divergence = [], [], {}
+    for name in executed.chain[1:] or executed.chain:
+        verdicts, rows = verify(pool, state, name, proposals, meter)
+        if executed.k:
+            proposed.append(sum(len(proposal.tokens) for proposal in proposals))
+            accepted.append(sum(verdict.num_accepted for verdict in verdicts))
+            if state.measure_divergence:
+                divergence[f"{drafter}>{name}"] = diverge(state, proposals, verdicts, rows)
+        fed[name] = proposals
+        proposals = [verdict.emitted for verdict in verdicts]
+        drafter = name
+    committed = commit(state, proposals)
+    for name, shared in fed.items():
+        roll_back(state, name, shared, committed)
+    return StepResult(
+        asked=plan,
+        executed=executed,
+        reason=reason,
+        tokens=committed,
+        proposed_per_level=tuple(proposed),
+        accepted_per_level=tuple(accepted),
+        seconds=clock.now() - started,
+        forwards=tuple(meter.costs),
+        divergence=divergence,
+        draft_entropy=entropy,
+        finish_reasons=tuple(state.finish_reasons),
+    )
+
+
+def probe_baseline(
+    pool: ModelPool, state: DecodeState, clock: Clock, num_samples: int
+) -> list[float]:
+    """Seconds of plain iterations at this point: run, timed, and undone."""
+    member, seconds = pool.model(pool.target), []
+    held = [memory_of(state, member, Meter(clock)).num_valid(r) for r in range(state.batch_size)]
+    for _ in range(num_samples):
+        started = clock.now()
+        nothing = [Proposal()] * state.batch_size
+        best_tokens(score(pool, state, member.name, nothing, Meter(clock))[0], member.name)
+        state.memories[member.name].keep(held)
+        seconds.append(clock.now() - started)
+    return seconds
+
+
+def executable(pool: ModelPool, state: DecodeState, plan: Plan) -> tuple[Plan, str]:
+    """The plan that can run here, and why it is not the one asked for (``""`` when it is)."""
+    if plan.k == 0:
+        return plan, ""
+    active = [row for row in range(state.batch_size) if state.is_active(row)]
+    if plan.fit(max(map(state.num_remaining, active))) != plan:
+        return plan.without_speculation(), "budget"
+    longest = max(len(state.tokens[row]) for row in active) + plan.max_tokens
+    if longest > min(pool.members[name].context_limit for name in plan.chain):
+        return plan.without_speculation(), "context"
+    return plan, ""
+
+
+def draft(
+    pool: ModelPool, state: DecodeState, plan: Plan, meter: Meter
+) -> tuple[list[Proposal], float]:
+    """Every row's proposal under the plan, and the entropy (nats) of the first drafted law."""
+    if plan.k == 0:
+        return [Proposal()] * state.batch_size, 0.0
+    drafter = pool.members[plan.chain[0]]
+    if isinstance(drafter, NGramMember):
+        return draft_lookup(state, drafter, plan.k), 0.0
+    return draft_model(state, drafter, plan.k, meter)
+
+
+def draft_lookup(state: DecodeState, member: NGramMember, k: int) -> list[Proposal]:
+    """Every row's proposal by prompt lookup."""
+    indices = indices_of(state, member)
+    return [
+        Proposal(member.propose(index, tokens, k)) if state.is_active(row) else Proposal()
+        for row, (index, tokens) in enumerate(zip(indices, state.tokens, strict=True))
+    ]
+
+
+def draft_model(
+    state: DecodeState, member: ModelMember, k: int, meter: Meter
+) -> tuple[list[Proposal], float]:
+    """Every row's ``k`` tokens drawn from a model, one forward each."""
+    memory = memory_of(state, member, meter)
+    fed, num_catchup = pending(state, member, memory, [0] * state.batch_size, meter)
+    window = state.pool.window if state.exact else None
+    drawn: list[list[int]] = [[] for _ in fed]
+    laws: list[list[torch.Tensor]] = [[] for _ in fed]
+    logits_kept: list[list[torch.Tensor]] = [[] for _ in fed]
+    entropy = 0.0
+    for index in range(k):
+        logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
+        assert logits_BTV is not None
+        last = torch.tensor([max(len(row) - 1, 0) for row in fed], device=logits_BTV.device)
+        logits_BV = logits_BTV[torch.arange(len(fed), device=logits_BTV.device), last]
+        if index == 0:
+            entropy = mean_entropy(logits_BV)
+        best = best_tokens(logits_BV, member.name)
+        for row in filter(state.is_active, range(len(fed))):
+            params = state.requests[row].sampling
+            if params.is_greedy:
+                drawn[row].append(best[row])
+            else:
+                laws[row].append(law(logits_BV[row], params))
+                drawn[row].append(sample(laws[row][-1], state.generators[row]))
+            if state.measure_divergence:
+                logits_kept[row].append(logits_BV[row])
+        fed, num_catchup = [row[-1:] for row in drawn], 0
+    return [
+        Proposal(tuple(tokens), stack(law_rows), stack(logit_rows))
+        for tokens, law_rows, logit_rows in zip(drawn, laws, logits_kept, strict=True)
+    ], entropy
+
+
+def stack(rows: list[torch.Tensor]) -> torch.Tensor | None:
+    """Rows as one tensor, None when there are none."""
+    return torch.stack(rows) if rows else None
+
+
+def mean_entropy(logits_BV: torch.Tensor) -> float:
+    """Mean entropy in nats of the laws behind logits, at temperature 1."""
+    log_probs_BV = logits_BV.float().log_softmax(dim=-1)
+    return float(-(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean())
+
+
+def verify(
+    pool: ModelPool, state: DecodeState, name: str, proposals: list[Proposal], meter: Meter
+) -> tuple[list[Verdict], list[torch.Tensor]]:
+    """One verifier's verdict on every row, and the logits [N + 1, V] it judged by."""
+    logits_BTV, firsts = score(pool, state, name, proposals, meter)
+    best_BT = best_tokens(logits_BTV, name)
+    verdicts, rows = [], []
+    for row, (proposal, first) in enumerate(zip(proposals, firsts, strict=True)):
+        stop = first + len(proposal.tokens) + 1
+        params = state.requests[row].sampling
+        logits_NV = logits_BTV[row, first:stop]
+        if not state.is_active(row):
+            verdict = Verdict(0, Proposal())
+        elif params.is_greedy:
+            verdict = accept_greedy(proposal, best_BT[row][first:stop])
+        else:
+            verdict = accept_sampling(proposal, law(logits_NV, params), state.generators[row])
+        if state.measure_divergence:
+            kept = logits_NV[: len(verdict.emitted.tokens)]
+            emitted = dataclasses.replace(verdict.emitted, logits_NV=kept)
+            verdict = dataclasses.replace(verdict, emitted=emitted)
+        verdicts.append(verdict)
+        rows.append(logits_NV)
+    return verdicts, rows
+
+
+def score(
+    pool: ModelPool, state: DecodeState, name: str, proposals: list[Proposal], meter: Meter
+) -> tuple[torch.Tensor, list[int]]:
+    """A verifier's logits [B, T, V] over pending suffix and proposal.
+
+    The second value is, per row, the entry that judges the first proposed token.
+    """
+    member = pool.model(name)
+    memory = memory_of(state, member, meter)
+    extra = [len(proposal.tokens) for proposal in proposals]
+    suffix, num_catchup = pending(state, member, memory, extra, meter)
+    fed = [[*row, *proposal.tokens] for row, proposal in zip(suffix, proposals, strict=True)]
+    window = pool.window if state.exact else None
+    logits_BTV = meter.forward(member, memory, fed, "verify", window, num_catchup)
+    assert logits_BTV is not None
+    return logits_BTV, [max(len(row) - 1, 0) for row in suffix]
+
+
+def memory_of(state: DecodeState, member: ModelMember, meter: Meter) -> MaskedKVCache:
+    """The member's cache; on first use it is made and prefilled with all but the prompts' ends.
+
+    The prefill's shapes depend on the prompts alone, so that what a member remembers never
+    depends on when it was first used.
+    """
+    memory = state.memories.get(member.name)
+    if memory is None:
+        kv_length = state.num_slots if state.exact else None
+        memory = member.new_memory(state.batch_size, state.num_slots, kv_length)
+        state.memories[member.name] = memory
+    while True:
+        fed = [
+            list(request.prompt[memory.num_valid(row) : -1][:PREFILL_CHUNK])
+            for row, request in enumerate(state.requests)
+        ]
+        if not any(fed):
+            return memory
+        meter.forward(member, memory, fed, "catchup", None, sum(map(len, fed)))
+
+
+def pending(
+    state: DecodeState, member: ModelMember, memory: MaskedKVCache, extra: list[int], meter: Meter
+) -> tuple[list[list[int]], int]:
+    """Committed tokens each row's memory lacks, short enough to ride with the proposal.
+
+    What does not fit the window beside ``extra`` more tokens is eaten first, in catch-up forwards
+    of the window's width.
+
+    Returns:
+        The pending tokens of each row (none for a row that has ended), and how many tokens among
+        them are catch-up, that is, more than the one token every member always eats.
+    """
+    window = state.pool.window
+    while True:
+        missing = [
+            tokens[memory.num_valid(row) :] if state.is_active(row) else []
+            for row, tokens in enumerate(state.tokens)
+        ]
+        late = [
+            row
+            for row, tokens in enumerate(missing)
+            if len(tokens) > 1 and len(tokens) + extra[row] > window
+        ]
+        if not late:
+            return missing, sum(max(len(tokens) - 1, 0) for tokens in missing)
+        size = window if state.exact else PREFILL_CHUNK
+        fed = [tokens[:-1][:size] if row in late else [] for row, tokens in enumerate(missing)]
+        width = window if state.exact else None
+        meter.forward(member, memory, fed, "catchup", width, sum(map(len, fed)))
+
+
+def indices_of(state: DecodeState, member: NGramMember) -> list[NGramIndex]:
+    """The member's n-gram index of every row, up to date with the committed tokens."""
+    if member.name not in state.indices:
+        state.indices[member.name] = [member.new_memory() for _ in state.tokens]
+    indices = state.indices[member.name]
+    for index, tokens in zip(indices, state.tokens, strict=True):
+        index.extend(tokens)
+    return indices
+
+
+def best_tokens(logits: torch.Tensor, name: str) -> list:
+    """Argmax over the vocabulary as nested lists; ``max`` is four times as fast as ``argmax``.
+
+    Raises:
+        EngineFault: If a row of logits is not finite.
+    """
+    values, indices = logits.max(dim=-1)
+    if not bool(values.isfinite().all()):
+        where = (~values.isfinite()).nonzero()[0].tolist()
+        raise EngineFault(
+            f"member {name!r}: logits are not finite (first at batch row and position {where}); "
+            f"check its weights and dtype"
+        )
+    return indices.tolist()
+
+
+def diverge(
+    state: DecodeState,
+    proposals: list[Proposal],
+    verdicts: list[Verdict],
+    logits_rows: list[torch.Tensor],
+) -> float:
+    """Mean D_TV between proposing and judging law, over rows up to the first rejection."""
+    distances = []
+    for row, (proposal, verdict) in enumerate(zip(proposals, verdicts, strict=True)):
+        count = min(verdict.num_accepted + 1, len(proposal.tokens))
+        if not count:
+            continue
+        params = state.requests[row].sampling
+        scale = SamplingParams(temperature=1.0) if params.is_greedy else params
+        p_NV = law(logits_rows[row][:count], scale)
+        if proposal.logits_NV is None:
+            tokens = torch.tensor(proposal.tokens[:count], device=p_NV.device)
+            distances.append(float((1.0 - p_NV.gather(1, tokens[:, None])).mean()))
+        else:
+            distances.append(total_variation(p_NV, law(proposal.logits_NV[:count], scale)))
+    return sum(distances) / len(distances) if distances else 0.0
+
+
+def commit(state: DecodeState, emitted: list[Proposal]) -> tuple[tuple[int, ...], ...]:
+    """Appends each row's emitted tokens up to its end; returns what was appended."""
+    committed = []
+    for row, proposal in enumerate(emitted):
+        taken: list[int] = []
+        for token in proposal.tokens if state.is_active(row) else ():
+            state.tokens[row].append(token)
+            taken.append(token)
+            state.finish_reasons[row] = finish_reason(state, row, token)
+            if not state.is_active(row):
+                break
+        committed.append(tuple(taken))
+    return tuple(committed)
+
+
+def finish_reason(state: DecodeState, row: int, token: int) -> str | None:
+    """Why a row ends with this token just appended: eos before stop before length."""
+    request = state.requests[row]
+    eos_ids = state.pool.eos_ids if request.eos_ids is None else request.eos_ids
+    if token in eos_ids:
+        return "eos"
+    if request.stop and state.pool.completes_stop(state.output(row), request.stop):
+        return "stop"
+    return state.limit_reason(row) if state.num_remaining(row) == 0 else None
+
+
+def roll_back(
+    state: DecodeState,
+    name: str,
+    proposals: list[Proposal],
+    committed: tuple[tuple[int, ...], ...],
+) -> None:
+    """Rolls a member's memory back to what it shares with the committed tokens.
+
+    The last committed token always stays pending: its logits are the next iteration's first.
+    """
+    memory = state.memories.get(name)
+    if memory is None:
+        return
+    counts = []
+    for row, (proposal, taken) in enumerate(zip(proposals, committed, strict=True)):
+        before = len(state.tokens[row]) - len(taken)
+        shared = before + common_prefix(proposal.tokens, taken)
+        counts.append(min(shared, len(state.tokens[row]) - 1, memory.num_valid(row)))
+    memory.keep(counts)
+

@@ -1,0 +1,219 @@
+"""What can stand in a chain: a causal language model, or prompt lookup.
+
+A member keeps a *memory* per batch of requests: a masked KV cache, or an n-gram index. Its
+forward eats the committed tokens its memory lacks (the pending suffix) and then the proposal, so
+chains may change at every step and an idle member catches up when it is next used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specgym.engine.cache import MaskedKVCache
+from specgym.engine.kernels import LeanLlama, is_lean, pack_linears
+
+SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
+RECURRENT_LAYERS = ("conv", "linear_attention", "hybrid", "hybrid_sliding", "mamba", "recurrent")
+
+
+class ModelMember:
+    """A causal language model of transformers, driven window by window over a masked cache.
+
+    Args:
+        name: The member's name in chains.
+        model: The model, in eval mode. It is taken over: its linears are packed on CPU.
+        num_tokens: Token ids the tokenizer knows; logits beyond (padded vocabularies) are cut
+            off. None takes the model's whole vocabulary.
+        lean: Use the fused forward where the architecture has one.
+
+    Raises:
+        ValueError: If the architecture keeps a state that cannot be rolled back, or the vocabulary
+            is smaller than ``num_tokens``.
+    """
+
+    is_neural = True
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, num_tokens: int | None = None, lean: bool = True
+    ):
+        refuse_recurrent(name, model)
+        config = model.config.get_text_config()
+        self.name = name
+        self.vocab_size = num_tokens or config.vocab_size
+        if config.vocab_size < self.vocab_size:
+            raise ValueError(
+                f"member {name!r}: its vocabulary has {config.vocab_size} entries, the tokenizer "
+                f"has {num_tokens}; use a model with the target's tokenizer"
+            )
+        self.context_limit: int = getattr(config, "max_position_embeddings", None) or 2**31
+        self.num_layers = config.num_hidden_layers
+        self.layer_types = set(getattr(config, "layer_types", None) or ())
+        self.sliding_window = getattr(config, "sliding_window", None)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.dtype, self.device = model.dtype, model.device
+        self.architecture = type(model).__name__
+        self.lean = LeanLlama(model) if lean and is_lean(model) else None
+        if self.lean is None and self.device.type == "cpu":
+            pack_linears(model)
+        self.model = model
+
+    @property
+    def clock_cost(self) -> float:
+        """Modelled seconds of a one-row forward, for the counting clock."""
+        return self.num_parameters * SECONDS_PER_PARAMETER
+
+    def new_memory(
+        self, batch_size: int, num_slots: int, kv_length: int | None = None
+    ) -> MaskedKVCache:
+        """An empty cache for a batch of requests."""
+        return MaskedKVCache(
+            self.num_layers,
+            batch_size,
+            num_slots,
+            self.device,
+            self.dtype,
+            kv_length=kv_length,
+            sliding_window=self.sliding_window,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        memory: MaskedKVCache,
+        fed: Sequence[Sequence[int]],
+        num_rows: int | None = None,
+        *,
+        need_logits: bool = True,
+    ) -> torch.Tensor | None:
+        """Feeds each row its tokens and takes them into the memory.
+
+        Args:
+            memory: The rows' cache.
+            fed: Tokens of each row; rows may differ in length, and may be empty.
+            num_rows: Rows of the token dimension, pads included; None takes the longest row.
+            need_logits: False spares the head.
+
+        Returns:
+            Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
+            entries of pads mean nothing. None when not needed.
+        """
+        counts = [len(tokens) for tokens in fed]
+        width = num_rows or max(counts)
+        memory.make_room(width)
+        tokens_BT = torch.tensor(
+            [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], device=self.device
+        )
+        positions_BT = memory.positions(width)
+        if self.lean is not None:
+            mask = memory.mask(counts, width)
+            logits = self.lean(tokens_BT, positions_BT, mask, memory, need_logits=need_logits)
+        else:
+            logits = self.model(
+                input_ids=tokens_BT,
+                position_ids=positions_BT,
+                attention_mask=self.masks(memory, counts, width),
+                cache=memory,
+                use_cache=True,
+                logits_to_keep=0 if need_logits else 1,
+            ).logits
+        memory.advance(counts, width)
+        return logits[..., : self.vocab_size] if need_logits and logits is not None else None
+
+    def masks(
+        self, memory: MaskedKVCache, counts: list[int], width: int
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The window's mask; one per layer type where a model mixes them."""
+        if len(self.layer_types) > 1:
+            return {
+                kind: memory.mask(counts, width, sliding="sliding" in kind)
+                for kind in self.layer_types
+            }
+        everywhere = self.layer_types == {"sliding_attention"} or not self.layer_types
+        return memory.mask(counts, width, sliding=everywhere)
+
+
+def refuse_recurrent(name: str, model: nn.Module) -> None:
+    """Raises for an architecture whose state cannot be rolled back.
+
+    Raises:
+        ValueError: If the model keeps a recurrent or linear-attention state.
+    """
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    stateful = sorted(kinds & set(RECURRENT_LAYERS))
+    if stateful or getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"member {name!r}: {type(model).__name__} keeps a recurrent state "
+            f"({', '.join(stateful) or 'stateful model'}) that cannot be rolled back when drafted "
+            f"tokens are rejected; use a model with attention in every layer"
+        )
+
+
+class NGramIndex:
+    """Where each n-gram of one row was last continued; grows with the committed tokens only."""
+
+    def __init__(self, max_window: int):
+        self.max_window = max_window
+        self.num_indexed = 0
+        self.next_position: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Indexes the n-grams that end before the last token: those that have a continuation."""
+        for stop in range(self.num_indexed + 1, len(tokens)):
+            for size in range(1, min(self.max_window, stop) + 1):
+                self.next_position[tuple(tokens[stop - size : stop])] = stop
+        self.num_indexed = max(self.num_indexed, len(tokens) - 1)
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Longest suffix seen before, and where it was continued; (0, 0) when there is none."""
+        for size in range(min(self.max_window, len(tokens)), 0, -1):
+            position = self.next_position.get(tuple(tokens[len(tokens) - size :]))
+            if position is not None:
+                return size, position
+        return 0, 0
+
+
+class NGramMember:
+    """Prompt lookup: proposes what followed the latest earlier occurrence of the last tokens.
+
+    The window runs from ``max_window`` tokens down to 1, longest match first. A continuation that
+    reaches the end of the text goes on with its own proposal, so a loop is proposed as a loop.
+
+    Args:
+        name: The member's name in chains.
+        max_window: Longest suffix that is looked up.
+
+    Source: Saxena 2023, prompt lookup decoding; the windows and the latest-first order are ours.
+    """
+
+    is_neural = False
+    context_limit = 2**31
+    num_parameters = 0
+    num_bytes = 0
+
+    def __init__(self, name: str = "ngram", max_window: int = 3):
+        if max_window < 1:
+            raise ValueError(f"max_window: must be >= 1 token; got {max_window}")
+        self.name = name
+        self.max_window = max_window
+
+    def new_memory(self) -> NGramIndex:
+        """An empty index for one row."""
+        return NGramIndex(self.max_window)
+
+    def propose(self, memory: NGramIndex, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+        """Up to ``k`` tokens that may follow; none when no suffix was seen before."""
+        memory.extend(tokens)
+        size, position = memory.match(tokens)
+        if not size:
+            return ()
+        proposed: list[int] = []
+        for source in range(position, position + k):
+            behind = source - len(tokens)
+            proposed.append(tokens[source] if behind < 0 else proposed[behind])
+        return tuple(proposed)

@@ -1,0 +1,109 @@
+"""Small pools and law tests, for our tests and for users' own.
+
+Tiny random models are real transformers models of the full code path, only small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+
+
+def tiny_llama(
+    seed: int = 0,
+    *,
+    vocab_size: int = 61,
+    num_layers: int = 2,
+    max_position_embeddings: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> LlamaForCausalLM:
+    """A random Llama of some ten thousand parameters, with laws neither flat nor certain."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def perturbed(model: LlamaForCausalLM, noise: float, seed: int = 0) -> LlamaForCausalLM:
+    """A copy of a model with relative Gaussian noise on its weights: a drafter that half agrees."""
+    twin = type(model)(model.config)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: value + noise * value.std() * torch.randn(value.shape, generator=generator)
+        if value.dim() > 1
+        else value.clone()
+        for name, value in model.float().state_dict().items()
+    }
+    twin.load_state_dict(weights)
+    return twin.to(model.dtype).eval().requires_grad_(False)
+
+
+def tiny_pool(
+    seed: int = 0,
+    *,
+    noise: Sequence[float] = (0.15, 0.05),
+    k_values: Sequence[int] = DEFAULT_K_VALUES,
+    vocab_size: int = 61,
+    max_position_embeddings: int = 512,
+    dtype: torch.dtype = torch.float32,
+    eos_ids: Sequence[int] = (),
+    lean: bool = True,
+) -> ModelPool:
+    """Prompt lookup, two drafters of growing quality (``draft``, ``mid``) and a target.
+
+    Chains: every drafter alone, and ``ngram>draft``, ``ngram>mid`` and ``draft>mid`` before the
+    target.
+    """
+    target = tiny_llama(
+        seed,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_position_embeddings,
+        dtype=torch.float32,
+    )
+    names = ("draft", "mid")
+    drafters = [perturbed(target, each, seed + 1 + i) for i, each in enumerate(noise)]
+    models = [*zip(names, drafters, strict=False), ("target", target)]
+    members = [ModelMember(name, model.to(dtype), lean=lean) for name, model in models]
+    return ModelPool(
+        [NGramMember(), *members], k_values=k_values, eos_ids=eos_ids, name="tiny"
+    )
+
+
+def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:
+    """Pearson's statistic over its mean under the law (degrees of freedom): about 1 if it holds.
+
+    Categories expected fewer than five times are pooled.
+
+    Args:
+        counts: Observations per category.
+        expected: Probability per category.
+    """
+    total = sum(counts)
+    pooled_count, pooled_expected, terms = 0.0, 0.0, []
+    for count, probability in zip(counts, expected, strict=True):
+        mean = probability * total
+        if mean < 5.0:
+            pooled_count, pooled_expected = pooled_count + count, pooled_expected + mean
+        else:
+            terms.append((count - mean) ** 2 / mean)
+    if pooled_expected >= 5.0:
+        terms.append((pooled_count - pooled_expected) ** 2 / pooled_expected)
+    elif pooled_count > 25:
+        return float("inf")
+    return sum(terms) / max(len(terms) - 1, 1)

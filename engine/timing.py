@@ -1,0 +1,111 @@
+"""Clocks that time forwards and iterations, and the baseline that utility is measured against."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from typing import Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Where seconds come from."""
+
+    deterministic: bool
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; work issued before is finished."""
+        ...
+
+    def charge(self, member_cost: float, num_rows: int) -> None:
+        """Tells the clock that a member's forward of ``num_rows`` rows ran."""
+        ...
+
+
+class WallClock:
+    """Real time, synchronised with the device so that asynchronous kernels are counted."""
+
+    deterministic = False
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.synchronizes = torch.device(device).type == "cuda"
+
+    def now(self) -> float:
+        """Seconds of the performance counter, after the device has finished its work."""
+        if self.synchronizes:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def charge(self, member_cost: float, num_rows: int) -> None:
+        """Nothing: real time passes by itself."""
+
+
+class CountingClock:
+    """Deterministic time: every forward costs what a simple model of it says.
+
+    A forward of n rows costs ``member_cost * (1 + per_row * (n - 1))`` seconds, so that results
+    depend on the decisions alone. For tests, checkers and reproducible training runs.
+
+    Args:
+        per_row: Relative cost of each row after the first.
+    """
+
+    deterministic = True
+
+    def __init__(self, per_row: float = 0.05):
+        self.per_row = per_row
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        """Seconds charged so far."""
+        return self.seconds
+
+    def charge(self, member_cost: float, num_rows: int) -> None:
+        """Adds the modelled cost of a forward."""
+        self.seconds += member_cost * (1.0 + self.per_row * (num_rows - 1))
+
+
+class Baseline:
+    """Seconds of an iteration without speculation, by attended KV length.
+
+    Samples go into buckets of KV length; a bucket's estimate is the median of its latest samples,
+    so that a hiccup of the machine cannot move it. One baseline is shared by all controllers
+    that are compared, which makes it the same for everyone.
+
+    Args:
+        every: Iterations after which the baseline is due for a new probe.
+        num_samples: Forwards of one probe.
+        bucket: Width of a bucket in KV slots.
+        window: Latest samples of a bucket that count.
+    """
+
+    def __init__(self, every: int = 100, num_samples: int = 3, bucket: int = 64, window: int = 15):
+        self.every = every
+        self.num_samples = num_samples
+        self.bucket = bucket
+        self.num_steps = 0
+        self.samples: dict[int, collections.deque[float]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=window)
+        )
+
+    def is_due(self, kv_length: int) -> bool:
+        """Whether a probe is wanted: an unknown bucket, or ``every`` iterations since the last."""
+        return not self.samples[kv_length // self.bucket] or self.num_steps >= self.every
+
+    def count_step(self) -> None:
+        """Counts one iteration towards the next probe."""
+        self.num_steps += 1
+
+    def add(self, kv_length: int, seconds: list[float]) -> None:
+        """Takes the samples of one probe at this KV length."""
+        self.samples[kv_length // self.bucket].extend(seconds)
+        self.num_steps = 0
+
+    def seconds(self, kv_length: int) -> float:
+        """The baseline at this KV length: its bucket's median, else the nearest bucket's."""
+        known = [bucket for bucket, samples in self.samples.items() if samples]
+        assert known, "the baseline was asked for before its first probe"
+        wanted = kv_length // self.bucket
+        return statistics.median(self.samples[min(known, key=lambda b: abs(b - wanted))])
