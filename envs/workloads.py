@@ -52,11 +52,11 @@ class Workload:
         The groups follow each other in a cycle whose order is drawn once, `run_length` requests
         each. So every window of n * run_length * len(groups) requests holds the same number of
         each group, and with two groups or more none follows itself. Within its group a request
-        comes again only after all the others have come. From a Generator, not an int of 0 or
-        more, the stream draws as it goes. Source: ours.
+        comes again only after all the others have come. A Generator in place of the seed is
+        drawn from as the stream goes on. Source: ours.
 
         Raises:
-            ValueError: If the seed is neither.
+            ValueError: If the seed is neither a Generator nor a whole number of 0 or more.
         """
         if not isinstance(seed, np.random.Generator):
             seed = np.random.default_rng(_whole("seed", seed))
@@ -156,10 +156,8 @@ def _parse(data: bytes, source: str) -> tuple[Request, ...]:
             continue
         request = _request(line, f"{source}, line {number}", f"line-{number}")
         if first.setdefault(request.id, number) != number:
-            raise ValueError(
-                f"{source}, line {number}: the id must differ from all others, but {request.id!r} "
-                f"is also the id of line {first[request.id]}; change one of them"
-            )
+            found = f"the id must be new, but {request.id!r} is that of line {first[request.id]}"
+            raise ValueError(f"{source}, line {number}: {found}; change one of them")
         requests.append(request)
     if not requests:
         raise ValueError(f"{source}: must hold at least one prompt, but is empty; add a line")
@@ -170,22 +168,20 @@ def _request(line: str, where: str, default_id: str) -> Request:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        place = f"{error.msg}, column {error.colno}" if hasattr(error, "colno") else str(error)
+        place = str(error).replace(": line 1 column", ", column")
         found = f"must be JSON, but is {_shown(line)} ({place})"
         raise ValueError(f"{where}: {found}; write one object a line") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: must be a JSON object, not {_shown(line)}; write one a line")
     field = next((field for field in PROMPT_FIELDS if field in record), None)
     if field is None:
-        raise ValueError(
-            f"{where}: must have one of the fields {_listed(PROMPT_FIELDS)}, but has "
-            f"{_listed(record) or 'none'}; add 'prompt'"
-        )
+        rule = f"must have one of the fields {_listed(PROMPT_FIELDS)}"
+        raise ValueError(f"{where}: {rule}, but has {_shown(list(record))}; add 'prompt'")
     prompt = record[field]
     if field == "turns":
-        if not isinstance(prompt, list) or not all(isinstance(turn, str) for turn in prompt):
-            raise _wrong(where, field, "a list of strings", prompt)
-        prompt = prompt[0] if prompt else ""
+        if not (isinstance(prompt, list) and prompt and all(isinstance(t, str) for t in prompt)):
+            raise _wrong(where, field, "a list of one string or more", prompt)
+        prompt, field = prompt[0], "turns[0]"
     default = "code" if "task_id" in record else "math" if field == "question" else "custom"
     id_field = next((field for field in ID_FIELDS if field in record), "id")
     name = record.get(id_field, default_id)

@@ -1,0 +1,54 @@
+"""The action table: one flat index per plan, and the mask of plans that can run now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specgym.engine.decoding import DecodeState
+from specgym.engine.pool import ModelPool
+from specgym.engine.types import Plan
+
+
+class ActionTable:
+    """Discrete index <-> plan; index 0 is no speculation.
+
+    Args:
+        pool: The pool whose plans are the actions.
+    """
+
+    def __init__(self, pool: ModelPool):
+        self.pool = pool
+        self.plans: tuple[Plan, ...] = tuple(pool.plans())
+        self.index_by_plan = {plan: index for index, plan in enumerate(self.plans)}
+        self.max_tokens = np.array([plan.max_tokens for plan in self.plans])
+        self.context_limits = np.array(
+            [min(pool.members[name].context_limit for name in plan.chain) for plan in self.plans]
+        )
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The plans' names, by action."""
+        return tuple(plan.name for plan in self.plans)
+
+    def arrays(self) -> Sequence[tuple[tuple[str, ...], int]]:
+        """The table as plain tuples (chain, K), for controllers."""
+        return [(plan.chain, plan.k) for plan in self.plans]
+
+    def index(self, plan: Plan) -> int:
+        """The action of a plan."""
+        return self.index_by_plan[plan]
+
+    def mask(self, state: DecodeState) -> np.ndarray:
+        """Which actions can run now, [n] bool: the rule of the engine's ``executable``."""
+        rows = [row for row in range(state.batch_size) if state.is_active(row)]
+        remaining = max(map(state.num_remaining, rows), default=0)
+        longest = max((len(state.tokens[row]) for row in rows), default=0)
+        mask = self.max_tokens <= remaining
+        mask &= longest + self.max_tokens <= self.context_limits
+        mask[0] = True
+        return mask

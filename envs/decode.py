@@ -1,0 +1,361 @@
+"""The live environment: an agent picks a plan before every iteration of a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from specgym.engine.decoding import (
+    DecodeRequest,
+    DecodeState,
+    decode_step,
+    probe_baseline,
+    start,
+)
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
+from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
+from specgym.engine.types import ForwardCost, SamplingParams, StepResult
+from specgym.envs.actions import ActionTable
+from specgym.envs.observations import Observer
+from specgym.envs.rewards import get_reward
+from specgym.envs.rewards import utility as utility_of
+from specgym.envs.workloads import Request, Workload, get_workload
+
+
+class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
+    """Speculative decoding as a Markov decision process.
+
+    Description:
+        One step is one decode iteration of a real engine on real weights. The agent picks a plan:
+        which chain of models drafts and verifies, and how many tokens K are drafted. The engine
+        runs it, and measures what it cost. The decoded text does not depend on the plans.
+
+    Action Space:
+        ``Discrete(n)``: 0 is no speculation, then every legal chain with every K. ``plans`` and
+        ``action_names`` list them; ``action_masks()`` says which can run now. A masked action that
+        comes all the same runs as no speculation and says so in ``info``.
+
+    Observation Space:
+        ``Box`` of float32, one entry per row of ``features`` (name, unit, bounds, source).
+
+    Starting State:
+        The prompt of the workload's next request, prefilled. ``reset(seed=s)`` restarts the
+        stream of requests; ``reset()`` goes on with it. ``options={"request": Request(...)}``
+        decodes that request; ``options={"divergence_every": n}`` measures D_TV of adjacent
+        members in every n-th speculative step (its time is part of the iteration).
+
+    Rewards:
+        ``net_utility`` (default), ``utility`` or ``log_utility``; see ``specgym.envs.rewards``.
+
+    Episode End:
+        EOS or a stop string of the last request terminates; the token budget or the context
+        truncates. In a stream of ``num_requests`` the other ends are internal:
+        ``info["finish_reason"]``. An engine fault truncates, with ``info["error"]``.
+
+    Information:
+        Every step: ``tokens, drafted, accepted, accepted_per_level, proposed_per_level, chain, k,
+        executed_action, reason, iter_seconds, draft_seconds, verify_seconds, catchup_seconds,
+        baseline_seconds, controller_seconds, total_seconds, utility, forwards, divergence,
+        kv_len, context_len, unique_experts, finish_reason, request_id, action_mask``. The end of a
+        request adds ``output`` (its token ids). Seconds are floats.
+
+    Arguments:
+        pool: A ``ModelPool``, or a spec for ``load_pool`` such as ``"smollm2"``.
+        workload: A ``Workload``, or a name for ``get_workload``.
+        prompts: JSONL file the workload's requests come from; None takes the built-in ones.
+        split: ``all``, ``train`` or ``held-out`` requests.
+        max_new_tokens: Token budget of a request.
+        num_requests: Requests of an episode.
+        reward: Name of the reward.
+        exact: Bit-exact fixed shapes (see ``specgym.engine.start``).
+        clock: ``wall`` or ``counting`` (deterministic), or a ``Clock``.
+        sampling: How logits become tokens; greedy by default. Each request's seed is
+            ``sampling.seed``.
+        stop: Strings that end a request.
+        baseline: Shared by environments that are compared; None makes one.
+        k_values: K values of the action table, where ``pool`` is a spec.
+        chains: Legal chains like ``"ngram>target"``, where ``pool`` is a spec.
+        device: Where the models run, where ``pool`` is a spec.
+        render_mode: ``ansi`` renders the text so far.
+
+    References:
+        SpecRouter (arXiv 2505.07680); Cascade (arXiv 2506.20675).
+
+    Version History:
+        v0: first version.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (gymnasium's form)
+
+    def __init__(
+        self,
+        pool: ModelPool | str = "smollm2",
+        workload: Workload | str = "all-4",
+        prompts: Path | None = None,
+        split: str = "all",
+        max_new_tokens: int = 128,
+        num_requests: int = 1,
+        reward: str = "net_utility",
+        exact: bool = True,
+        clock: Clock | str = "wall",
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+        stop: Sequence[str] = (),
+        baseline: Baseline | None = None,
+        k_values: Sequence[int] = DEFAULT_K_VALUES,
+        chains: Sequence[str] | None = None,
+        device: str = "cpu",
+        render_mode: str | None = None,
+    ):
+        if max_new_tokens < 1 or num_requests < 1:
+            raise ValueError(
+                f"max_new_tokens and num_requests: must be >= 1; "
+                f"got {max_new_tokens} and {num_requests}"
+            )
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode: must be None or 'ansi'; got {render_mode!r}")
+        self.compute_reward = get_reward(reward)
+        self.workload = (
+            workload
+            if isinstance(workload, Workload)
+            else get_workload(workload, prompts=prompts, split=split)
+        )
+        if isinstance(pool, str):
+            split_chains = None if chains is None else [tuple(c.split(">")) for c in chains]
+            pool = load_pool(pool, k_values=k_values, chains=split_chains, device=device)
+        self.pool = pool
+        self.max_new_tokens = max_new_tokens
+        self.num_requests = num_requests
+        self.exact = exact
+        self.sampling = sampling
+        self.stop = tuple(stop)
+        self.clock = make_clock(clock, device)
+        self.baseline = baseline or Baseline()
+        self.table = ActionTable(pool)
+        self.observer = Observer(pool)
+        self.features = self.observer.features
+        self.action_space = gym.spaces.Discrete(len(self.table))
+        self.observation_space = gym.spaces.Box(
+            self.observer.low, self.observer.high, dtype=np.float32
+        )
+        self.render_mode = render_mode
+        self.stream: Iterator[Request] | None = None
+        self.state: DecodeState | None = None
+        self.request: Request | None = None
+        self.divergence_every = 0
+
+    @property
+    def plans(self) -> Sequence[tuple[tuple[str, ...], int]]:
+        """(chain, K) of every action."""
+        return self.table.arrays()
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Name of every action."""
+        return self.table.names
+
+    def action_masks(self) -> np.ndarray:
+        """Which actions can run now, [n] bool (the name sb3-contrib looks for)."""
+        assert self.state is not None, "call reset() first"
+        return self.table.mask(self.state)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode; see the class for ``options``."""
+        super().reset(seed=seed)
+        options = check_options(options)
+        if self.stream is None or seed is not None:
+            self.stream = self.workload.stream(self.np_random)
+            self.observer.clear()
+        self.divergence_every = options.get("divergence_every", 0)
+        self.num_speculative = 0
+        self.num_left = self.num_requests
+        return self.begin(options.get("request"))
+
+    def begin(self, request: Request | None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Prefills a request (the stream's next by default) and measures the baseline if due."""
+        assert self.stream is not None
+        self.request = request or next(self.stream)
+        self.num_left -= 1
+        prompt = self.pool.encode(self.request.prompt)
+        decode_request = DecodeRequest(
+            prompt, self.max_new_tokens, sampling=self.sampling, stop=self.stop
+        )
+        started = self.clock.now()
+        self.state = start(self.pool, [decode_request], self.clock, exact=self.exact)
+        prefill_seconds = self.clock.now() - started
+        self.refresh_baseline()
+        info = {
+            "request_id": self.request.id,
+            "num_prompt": len(prompt),
+            "max_new_tokens": self.state.budgets[0],
+            "prefill_seconds": prefill_seconds,
+            "baseline_seconds": self.baseline.seconds(self.state.kv_length),
+            "action_mask": self.action_masks(),
+        }
+        self.observation = self.observer.observe(self.state)
+        self.mark = self.clock.now()
+        return self.observation, info
+
+    def step(
+        self, action: np.int64 | int
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Runs one iteration under the action's plan."""
+        if self.state is None or self.state.is_finished:
+            raise ValueError("step: the episode has ended or not begun; call reset()")
+        if not self.action_space.contains(np.int64(action)):
+            raise ValueError(f"action: must be in 0..{len(self.table) - 1}; got {action}")
+        controller_seconds = self.clock.now() - self.mark
+        allowed = bool(self.action_masks()[action])
+        plan = self.table.plans[int(action) if allowed else 0]
+        baseline_seconds = self.baseline.seconds(self.state.kv_length)
+        self.schedule_divergence(plan.k)
+        try:
+            result = decode_step(self.pool, self.state, plan, self.clock)
+        except (RuntimeError, MemoryError) as error:
+            return self.fault(error)
+        info = self.describe(result, baseline_seconds)
+        if not allowed:
+            info["reason"] = "masked"
+        info["controller_seconds"] = controller_seconds
+        self.observer.update(result, info["utility"], info["unique_experts"])
+        reward = self.compute_reward(result.num_tokens, result.seconds, baseline_seconds)
+        self.observation = self.observer.observe(self.state)
+        info["action_mask"] = self.action_masks()
+        info["total_seconds"] = self.clock.now() - self.mark
+        return self.conclude(reward, info)
+
+    def conclude(
+        self, reward: float, info: dict[str, Any]
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """The step's return, after the work that is charged to nobody."""
+        assert self.state is not None
+        terminated = truncated = False
+        self.baseline.count_step()
+        if self.state.is_finished:
+            info["output"] = self.state.output()
+            if self.num_left > 0:
+                _, next_info = self.begin(None)
+                info["action_mask"] = next_info["action_mask"]
+            else:
+                terminated = info["finish_reason"] in ("eos", "stop")
+                truncated = not terminated
+        else:
+            self.refresh_baseline()
+        self.mark = self.clock.now()
+        return self.observation, float(reward), terminated, truncated, info
+
+    def fault(
+        self, error: BaseException
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """The return of a step in which the engine failed: truncated, nothing learned."""
+        assert self.request is not None
+        info = {
+            "error": f"{type(error).__name__}: {error}",
+            "request_id": self.request.id,
+            "action_mask": self.action_masks(),
+        }
+        self.state = None
+        return self.observation, 0.0, False, True, info
+
+    def schedule_divergence(self, k: int) -> None:
+        """Has D_TV measured in every n-th speculative step, where that was asked for."""
+        assert self.state is not None
+        self.state.measure_divergence = False
+        if k and self.divergence_every:
+            self.state.measure_divergence = self.num_speculative % self.divergence_every == 0
+            self.num_speculative += 1
+
+    def refresh_baseline(self) -> None:
+        """Probes the baseline here when that is due; charged to nobody."""
+        assert self.state is not None
+        length = self.state.kv_length
+        if self.baseline.is_due(length):
+            samples = probe_baseline(
+                self.pool, self.state, self.clock, self.baseline.num_samples
+            )
+            self.baseline.add(length, samples)
+
+    def describe(self, result: StepResult, baseline_seconds: float) -> dict[str, Any]:
+        """The step's ``info``, but for what the environment alone knows."""
+        assert self.state is not None and self.request is not None
+        plan = result.executed
+        return {
+            "tokens": result.num_tokens,
+            "drafted": result.num_drafted,
+            "accepted": result.num_accepted,
+            "accepted_per_level": list(result.accepted_per_level),
+            "proposed_per_level": list(result.proposed_per_level),
+            "chain": ">".join(plan.chain),
+            "k": plan.k,
+            "executed_action": self.table.index(plan),
+            "reason": result.reason,
+            "iter_seconds": result.seconds,
+            "draft_seconds": result.seconds_of("draft"),
+            "verify_seconds": result.seconds_of("verify"),
+            "catchup_seconds": result.seconds_of("catchup"),
+            "baseline_seconds": baseline_seconds,
+            "utility": utility_of(result.num_tokens, result.seconds, baseline_seconds),
+            "forwards": [describe_forward(cost) for cost in result.forwards],
+            "divergence": result.divergence,
+            "kv_len": self.state.kv_length,
+            "context_len": len(self.state.tokens[0]),
+            "unique_experts": 1.0,
+            "finish_reason": result.finish_reasons[0],
+            "request_id": self.request.id,
+        }
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The request's text so far (token ids without a tokenizer), in mode ``ansi``."""
+        if self.render_mode != "ansi" or self.state is None:
+            return None
+        output = self.state.output()
+        return self.pool.tokenizer.decode(output) if self.pool.tokenizer else str(output)
+
+
+def describe_forward(cost: ForwardCost) -> dict[str, Any]:
+    """A forward's cost as plain values."""
+    return {
+        "member": cost.member,
+        "role": cost.role,
+        "num_tokens": cost.num_tokens,
+        "num_rows": cost.num_rows,
+        "num_catchup": cost.num_catchup,
+        "seconds": cost.seconds,
+    }
+
+
+def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    """The options of a reset.
+
+    Raises:
+        ValueError: If there are unknown ones, or one has the wrong type.
+    """
+    options = options or {}
+    unknown = sorted(options.keys() - {"request", "divergence_every"})
+    if unknown:
+        raise ValueError(
+            f"options: {unknown[0]!r} is unknown; there are 'request' and 'divergence_every'"
+        )
+    if not isinstance(options.get("request"), Request | None):
+        raise ValueError(f"options['request']: must be a Request; got {options['request']!r}")
+    return options
+
+
+def make_clock(clock: Clock | str, device: str) -> Clock:
+    """The clock of this name, or the clock itself.
+
+    Raises:
+        ValueError: If the name is neither ``wall`` nor ``counting``.
+    """
+    if not isinstance(clock, str):
+        return clock
+    if clock == "wall":
+        return WallClock(device)
+    if clock == "counting":
+        return CountingClock()
+    raise ValueError(f"clock: must be 'wall' or 'counting'; got {clock!r}")

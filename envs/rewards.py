@@ -1,0 +1,47 @@
+"""Rewards: pure functions of an iteration's tokens and seconds.
+
+Over a request the output is fixed, so the sum of raw utility is a sum over *tokens* of
+t_base / t_iter: it is largest when one never speculates. ``net_utility`` is utility weighted by
+time; its sum is the time saved. A test computes the optimal policy under each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+
+def utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+    """U = tokens / (t_iter / t_base): tokens per iteration over relative cost; 1 is break-even.
+
+    For bandits (gamma = 0) and for reading. Source: Cascade (arXiv 2506.20675), utility.
+    """
+    return tokens * baseline_seconds / seconds
+
+
+def net_utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+    """(U - 1) t_iter / t_base = tokens - t_iter / t_base: time saved, in units of t_base. Ours."""
+    return tokens - seconds / baseline_seconds
+
+
+def log_utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+    """log U: symmetric in speed-up and slow-down. For reading and for bandits."""
+    return math.log(utility(tokens, seconds, baseline_seconds))
+
+
+REWARDS: dict[str, Callable[[int, float, float], float]] = {
+    "net_utility": net_utility,
+    "utility": utility,
+    "log_utility": log_utility,
+}
+
+
+def get_reward(name: str) -> Callable[[int, float, float], float]:
+    """The reward function of this name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in REWARDS:
+        raise ValueError(f"reward: no reward {name!r}; rewards are {', '.join(REWARDS)}")
+    return REWARDS[name]
