@@ -138,7 +138,8 @@ class SpecRouter:
 
         `pairs` holds, per pair of members, predicted and realised acceptance per judged token.
         `plans` holds, per plan that ran, T_eff as predicted just before each of its iterations
-        and as measured (catch-up left out, as Eq. 7 does): ratios of sums, in seconds per token.
+        and as measured: ratios of sums, in seconds per token. The measured one leaves out
+        catch-up, as Eq. 7 does, and holds what lies between the forwards, which Eq. 7 does not.
         """
         rows = {}
         for plan, record in zip(self._plans, self._records, strict=True):

@@ -49,7 +49,7 @@ CACHE_SCHEMA = 1  # a folder of another number is built again
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-class SourceError(RuntimeError):
+class SourceError(OSError):
     """Weights that exist could not be had here; the text says what to do."""
 
 
@@ -58,7 +58,7 @@ class LoadedModel:
     """A causal LM ready for inference, its tokenizer, and what identifies its weights."""
 
     model: Any
-    tokenizer: Any | None
+    tokenizer: Any  # None where the folder holds none
     fingerprint: str
     origin: str
 

@@ -38,11 +38,27 @@ def test_index_by_hand():
     controller = UCB(PLANS[:3], exploration=0.1)
     for action, tokens, seconds in [(0, 1, 2.0), (1, 2, 2.5), (1, 1, 2.5), (2, 3, 4.0)]:
         controller.observe(action, 0.0, outcome(action, tokens, seconds))
-    # U: 1; 3 / 2.5 = 1.2 (the mean of the ratios would be 1.2 as well); 1.5. Scale K_max + 2 = 4.
-    radius = 0.1 * math.sqrt(2.0 * math.log(4))
-    indices = [1 / 4 + radius, 1.2 / 4 + radius / math.sqrt(2), 1.5 / 4 + radius]
-    assert controller.act(OBSERVATION, ALL[:3]) == indices.index(max(indices)) == 2
-    assert controller.act(OBSERVATION, np.array([True, True, False])) == 0
+    # U is 1, 3 / 2.5 = 1.2 and 1.5; K_max + 2 = 4; the radius of one play 0.1 sqrt(2 ln 4) = 0.167:
+    # 0.25 + 0.167, 0.3 + 0.118, 0.375 + 0.167.
+    assert controller.act(OBSERVATION, ALL[:3]) == 2
+    assert controller.act(OBSERVATION, np.array([True, True, False])) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_index_against_the_formula(seed):
+    rng = random.Random(seed)
+    c, num_steps = rng.choice([0.01, 0.1, 1.0]), 40
+    controller = UCB(PLANS, exploration=c)
+    plays = [(step % 6 if step < 6 else rng.randrange(6)) for step in range(num_steps)]
+    outcomes = [(action, rng.randint(1, 5), 2.0 + rng.random()) for action in plays]
+    for action, tokens, seconds in outcomes:
+        controller.observe(action, 0.0, outcome(action, tokens, seconds))
+    indices = []
+    for arm in range(6):
+        mine = [(tokens, seconds) for action, tokens, seconds in outcomes if action == arm]
+        utility = sum(t for t, _ in mine) * 2.0 / sum(s for _, s in mine)
+        indices.append(utility / 8 + c * math.sqrt(2 * math.log(num_steps) / len(mine)))
+    assert controller.act(OBSERVATION, ALL) == indices.index(max(indices))
 
 
 def test_utility_is_a_ratio_of_sums():

