@@ -155,9 +155,7 @@ class Meter:
         self.clock.charge(member.clock_cost, width)
         num_tokens = sum(map(len, fed))
         seconds = self.clock.now() - started
-        self.costs.append(
-            ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds)
-        )
+        self.costs.append(ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds))
         return logits
 
 
@@ -517,4 +515,3 @@ def roll_back(
         shared = before + common_prefix(proposal.tokens, taken)
         counts.append(min(shared, len(state.tokens[row]) - 1, memory.num_valid(row)))
     memory.keep(counts)
-

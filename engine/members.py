@@ -7,6 +7,7 @@ chains may change at every step and an idle member catches up when it is next us
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ from specgym.engine.cache import MaskedKVCache
 from specgym.engine.kernels import LeanLlama, is_lean, pack_linears
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
-RECURRENT_LAYERS = ("conv", "linear_attention", "hybrid", "hybrid_sliding", "mamba", "recurrent")
+ATTENTION_LAYERS = ("full_attention", "sliding_attention")  # the masks a window comes with
 
 
 class ModelMember:
@@ -31,8 +32,8 @@ class ModelMember:
         lean: Use the fused forward where the architecture has one.
 
     Raises:
-        ValueError: If the architecture keeps a state that cannot be rolled back, or the vocabulary
-            is smaller than ``num_tokens``.
+        ValueError: If the architecture cannot be rolled back over a masked cache, or the
+            vocabulary is smaller than ``num_tokens``.
     """
 
     is_neural = True
@@ -40,7 +41,7 @@ class ModelMember:
     def __init__(
         self, name: str, model: PreTrainedModel, num_tokens: int | None = None, lean: bool = True
     ):
-        refuse_recurrent(name, model)
+        refuse_unmaskable(name, model)
         config = model.config.get_text_config()
         self.name = name
         self.vocab_size = num_tokens or config.vocab_size
@@ -57,6 +58,7 @@ class ModelMember:
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.dtype, self.device = model.dtype, model.device
         self.architecture = type(model).__name__
+        self.frozen_rotaries = freeze_rotaries(name, model)
         self.lean = LeanLlama(model) if lean and is_lean(model) else None
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
@@ -108,7 +110,10 @@ class ModelMember:
         tokens_BT = torch.tensor(
             [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], device=self.device
         )
-        positions_BT = memory.positions(width)
+        # Pads count on past a row's end: held back, a table of learned positions is not overrun.
+        positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
+        for rotary in self.frozen_rotaries:
+            rotary.num_positions = memory.num_slots
         if self.lean is not None:
             mask = memory.mask(counts, width)
             logits = self.lean(tokens_BT, positions_BT, mask, memory, need_logits=need_logits)
@@ -137,21 +142,74 @@ class ModelMember:
         return memory.mask(counts, width, sliding=everywhere)
 
 
-def refuse_recurrent(name: str, model: nn.Module) -> None:
-    """Raises for an architecture whose state cannot be rolled back.
+def refuse_unmaskable(name: str, model: nn.Module) -> None:
+    """Raises for an architecture that a masked cache with holes cannot drive.
 
     Raises:
-        ValueError: If the model keeps a recurrent or linear-attention state.
+        ValueError: If the model keeps a recurrent state, attends in a pattern that is neither full
+            nor sliding, or knows where a token stands by its slot instead of its position id.
     """
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ())
-    stateful = sorted(kinds & set(RECURRENT_LAYERS))
-    if stateful or getattr(model, "_is_stateful", False):
+    config = model.config.get_text_config()
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_LAYERS))
+    if foreign or getattr(model, "_is_stateful", False):
         raise ValueError(
-            f"member {name!r}: {type(model).__name__} keeps a recurrent state "
-            f"({', '.join(stateful) or 'stateful model'}) that cannot be rolled back when drafted "
-            f"tokens are rejected; use a model with attention in every layer"
+            f"member {name!r}: {type(model).__name__} has layers whose memory cannot be rolled "
+            f"back when drafted tokens are rejected ({', '.join(foreign) or 'recurrent state'}); "
+            f"use a model with full or sliding attention in every layer"
         )
+    by_id = "position_ids" in inspect.signature(model.forward).parameters
+    if not by_id or getattr(config, "alibi", False):
+        raise ValueError(
+            f"member {name!r}: {type(model).__name__} counts positions by cache slot (ALiBi), which "
+            f"rejected tokens would shift; use a model that takes position_ids"
+        )
+
+
+class FrozenRotary(nn.Module):
+    """A rotary embedding whose factors depend on the whole request, not on the window at hand.
+
+    LongRoPE changes its factors where the largest position of a forward passes a border. Windows
+    that reach past it sooner or later would then make the output depend on the plans; so every
+    forward of a request is given the request's last slot as its largest position.
+    """
+
+    def __init__(self, rotary: nn.Module):
+        super().__init__()
+        self.rotary = rotary
+        self.num_positions = 0
+
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [B, T, D] of positions [B, T]."""
+        last_B1 = position_ids.new_full((len(position_ids), 1), self.num_positions - 1)
+        widened_BT = torch.cat([position_ids, last_B1], dim=1)
+        kind = () if layer_type is None else (layer_type,)
+        cos, sin = self.rotary(x, widened_BT, *kind)
+        return cos[:, :-1], sin[:, :-1]
+
+
+def freeze_rotaries(name: str, model: nn.Module) -> list[FrozenRotary]:
+    """The model's LongRoPE embeddings, each put behind a ``FrozenRotary``.
+
+    Raises:
+        ValueError: If an embedding rescales as the text grows, so that rows computed earlier would
+            have to be computed again.
+    """
+    frozen = []
+    for parent in list(model.modules()):
+        for attribute, child in list(parent.named_children()):
+            kinds = getattr(child, "rope_type", None) or ()
+            kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+            if "dynamic" in kinds:
+                raise ValueError(
+                    f"member {name!r}: rotary embeddings of type 'dynamic' change with the length "
+                    f"of the text, which a cache cannot follow; set another rope_type"
+                )
+            if "longrope" in kinds:
+                frozen.append(FrozenRotary(child))
+                setattr(parent, attribute, frozen[-1])
+    return frozen
 
 
 class NGramIndex:

@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+
+SPECIAL_TOKENS = ("<unk>", "<eos>")
+CHARACTERS = (  # the commonest first; all of printable ASCII
+    " etaoinshrdlucmfwypvbgkjqxz\n.,:;!?'\"()0123456789-_=+*/<>[]{}"
+    "ETAOINSHRDLUCMFWYPVBGKJQXZ#$%&@\\^`|~"
+)
 
 
 def tiny_llama(
@@ -40,6 +48,29 @@ def tiny_llama(
     return model.to(dtype).eval().requires_grad_(False)
 
 
+def tiny_tokenizer(vocab_size: int = 98) -> PreTrainedTokenizerFast:
+    """A tokenizer of single characters: ``<unk>``, ``<eos>``, then the commonest of ASCII.
+
+    Args:
+        vocab_size: Size of the vocabulary; 98 holds all of printable ASCII and the newline.
+
+    Raises:
+        ValueError: If the vocabulary is smaller than 3 or larger than 98.
+    """
+    tokens = (*SPECIAL_TOKENS, *CHARACTERS)
+    if not len(SPECIAL_TOKENS) < vocab_size <= len(tokens):
+        raise ValueError(f"vocab_size: must be in 3..{len(tokens)}; got {vocab_size}")
+    vocabulary = {token: index for index, token in enumerate(tokens[:vocab_size])}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token=SPECIAL_TOKENS[0]))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=SPECIAL_TOKENS[0],
+        eos_token=SPECIAL_TOKENS[1],
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def perturbed(model: LlamaForCausalLM, noise: float, seed: int = 0) -> LlamaForCausalLM:
     """A copy of a model with relative Gaussian noise on its weights: a drafter that half agrees."""
     twin = type(model)(model.config)
@@ -64,15 +95,16 @@ def tiny_pool(
     dtype: torch.dtype = torch.float32,
     eos_ids: Sequence[int] = (),
     lean: bool = True,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> ModelPool:
     """Prompt lookup, two drafters of growing quality (``draft``, ``mid``) and a target.
 
     Chains: every drafter alone, and ``ngram>draft``, ``ngram>mid`` and ``draft>mid`` before the
-    target.
+    target. With a tokenizer (``tiny_tokenizer()``) the pool takes text, and its vocabulary.
     """
     target = tiny_llama(
         seed,
-        vocab_size=vocab_size,
+        vocab_size=vocab_size if tokenizer is None else len(tokenizer),
         max_position_embeddings=max_position_embeddings,
         dtype=torch.float32,
     )
@@ -81,7 +113,11 @@ def tiny_pool(
     models = [*zip(names, drafters, strict=False), ("target", target)]
     members = [ModelMember(name, model.to(dtype), lean=lean) for name, model in models]
     return ModelPool(
-        [NGramMember(), *members], k_values=k_values, eos_ids=eos_ids, name="tiny"
+        [NGramMember(), *members],
+        k_values=k_values,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        name="tiny",
     )
 
 

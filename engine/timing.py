@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import statistics
 import time
 from typing import Protocol
 
 import torch
+
+TICKS_PER_SECOND = 2**40  # of the counting clock; a power of two, so that floats add up exactly
 
 
 class Clock(Protocol):
@@ -45,8 +46,9 @@ class WallClock:
 class CountingClock:
     """Deterministic time: every forward costs what a simple model of it says.
 
-    A forward of n rows costs ``member_cost * (1 + per_row * (n - 1))`` seconds, so that results
-    depend on the decisions alone. For tests, checkers and reproducible training runs.
+    A forward of n rows costs ``member_cost * (1 + per_row * (n - 1))`` seconds in whole ticks: sums
+    and differences are exact, so results depend on the decisions alone, not on what the clock
+    showed at the start. For tests, checkers and reproducible training runs.
 
     Args:
         per_row: Relative cost of each row after the first.
@@ -63,8 +65,9 @@ class CountingClock:
         return self.seconds
 
     def charge(self, member_cost: float, num_rows: int) -> None:
-        """Adds the modelled cost of a forward."""
-        self.seconds += member_cost * (1.0 + self.per_row * (num_rows - 1))
+        """Adds the modelled cost of a forward, at least a tick."""
+        seconds = member_cost * (1.0 + self.per_row * (num_rows - 1))
+        self.seconds += max(round(seconds * TICKS_PER_SECOND), 1) / TICKS_PER_SECOND
 
 
 class Baseline:
@@ -86,13 +89,12 @@ class Baseline:
         self.num_samples = num_samples
         self.bucket = bucket
         self.num_steps = 0
-        self.samples: dict[int, collections.deque[float]] = collections.defaultdict(
-            lambda: collections.deque(maxlen=window)
-        )
+        self.window = window
+        self.samples: dict[int, list[float]] = {}
 
     def is_due(self, kv_length: int) -> bool:
         """Whether a probe is wanted: an unknown bucket, or ``every`` iterations since the last."""
-        return not self.samples[kv_length // self.bucket] or self.num_steps >= self.every
+        return kv_length // self.bucket not in self.samples or self.num_steps >= self.every
 
     def count_step(self) -> None:
         """Counts one iteration towards the next probe."""
@@ -100,12 +102,12 @@ class Baseline:
 
     def add(self, kv_length: int, seconds: list[float]) -> None:
         """Takes the samples of one probe at this KV length."""
-        self.samples[kv_length // self.bucket].extend(seconds)
+        bucket = kv_length // self.bucket
+        self.samples[bucket] = (self.samples.get(bucket, []) + seconds)[-self.window :]
         self.num_steps = 0
 
     def seconds(self, kv_length: int) -> float:
         """The baseline at this KV length: its bucket's median, else the nearest bucket's."""
-        known = [bucket for bucket, samples in self.samples.items() if samples]
-        assert known, "the baseline was asked for before its first probe"
+        assert self.samples, "the baseline was asked for before its first probe"
         wanted = kv_length // self.bucket
-        return statistics.median(self.samples[min(known, key=lambda b: abs(b - wanted))])
+        return statistics.median(self.samples[min(self.samples, key=lambda b: abs(b - wanted))])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from specgym.engine.decoding import (
     DecodeRequest,
@@ -23,7 +25,9 @@ from specgym.envs.actions import ActionTable
 from specgym.envs.observations import Observer
 from specgym.envs.rewards import get_reward
 from specgym.envs.rewards import utility as utility_of
-from specgym.envs.workloads import Request, Workload, get_workload
+from specgym.envs.workloads import Request, Split, Workload, get_workload
+
+logger = logging.getLogger(__name__)
 
 
 class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
@@ -46,7 +50,8 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         The prompt of the workload's next request, prefilled. ``reset(seed=s)`` restarts the
         stream of requests; ``reset()`` goes on with it. ``options={"request": Request(...)}``
         decodes that request; ``options={"divergence_every": n}`` measures D_TV of adjacent
-        members in every n-th speculative step (its time is part of the iteration).
+        members in every n-th speculative step (its time is part of the iteration). Options hold
+        for one episode.
 
     Rewards:
         ``net_utility`` (default), ``utility`` or ``log_utility``; see ``specgym.envs.rewards``.
@@ -58,16 +63,21 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
 
     Information:
         Every step: ``tokens, drafted, accepted, accepted_per_level, proposed_per_level, chain, k,
-        executed_action, reason, iter_seconds, draft_seconds, verify_seconds, catchup_seconds,
-        baseline_seconds, controller_seconds, total_seconds, utility, forwards, divergence,
-        kv_len, context_len, unique_experts, finish_reason, request_id, action_mask``. The end of a
-        request adds ``output`` (its token ids). Seconds are floats.
+        asked_action, executed_action, reason, iter_seconds, draft_seconds, verify_seconds,
+        catchup_seconds, baseline_seconds, controller_seconds, total_seconds, utility, forwards,
+        divergence, kv_len, context_len, unique_experts, finish_reason, request_id, action_mask``.
+        Seconds are floats; ``total_seconds`` is the controller, the iteration and the bookkeeping,
+        but no baseline probe and no prefill of the target. The end of a request adds ``output``
+        (its token ids), and inside a stream ``next_request``, what ``reset`` would say of the
+        request that follows. A step with ``error`` may lack all but ``asked_action, request_id,
+        action_mask``.
 
     Arguments:
         pool: A ``ModelPool``, or a spec for ``load_pool`` such as ``"smollm2"``.
         workload: A ``Workload``, or a name for ``get_workload``.
-        prompts: JSONL file the workload's requests come from; None takes the built-in ones.
-        split: ``all``, ``train`` or ``held-out`` requests.
+        prompts: JSONL file the workload's requests come from; None takes the built-in ones. Only
+            where ``workload`` is a name.
+        split: ``all``, ``train`` or ``held-out`` requests. Only where ``workload`` is a name.
         max_new_tokens: Token budget of a request.
         num_requests: Requests of an episode.
         reward: Name of the reward.
@@ -77,10 +87,15 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             ``sampling.seed``.
         stop: Strings that end a request.
         baseline: Shared by environments that are compared; None makes one.
-        k_values: K values of the action table, where ``pool`` is a spec.
-        chains: Legal chains like ``"ngram>target"``, where ``pool`` is a spec.
-        device: Where the models run, where ``pool`` is a spec.
+        k_values: K values of the action table; None takes 1, 2, 3, 4, 6. Only where ``pool`` is a
+            spec.
+        chains: Legal chains like ``"ngram>target"``; None takes the default ones. Only where
+            ``pool`` is a spec.
+        device: Where the models run; None takes the CPU. Only where ``pool`` is a spec.
         render_mode: ``ansi`` renders the text so far.
+
+    Raises:
+        ValueError: If an argument is out of range, or does not go with the pool or workload.
 
     References:
         SpecRouter (arXiv 2505.07680); Cascade (arXiv 2506.20675).
@@ -96,7 +111,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         pool: ModelPool | str = "smollm2",
         workload: Workload | str = "all-4",
         prompts: Path | None = None,
-        split: str = "all",
+        split: Split = "all",
         max_new_tokens: int = 128,
         num_requests: int = 1,
         reward: str = "net_utility",
@@ -105,9 +120,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
         stop: Sequence[str] = (),
         baseline: Baseline | None = None,
-        k_values: Sequence[int] = DEFAULT_K_VALUES,
+        k_values: Sequence[int] | None = None,
         chains: Sequence[str] | None = None,
-        device: str = "cpu",
+        device: str | None = None,
         render_mode: str | None = None,
     ):
         if max_new_tokens < 1 or num_requests < 1:
@@ -117,25 +132,18 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             )
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode: must be None or 'ansi'; got {render_mode!r}")
-        self.compute_reward = get_reward(reward)
-        self.workload = (
-            workload
-            if isinstance(workload, Workload)
-            else get_workload(workload, prompts=prompts, split=split)
-        )
-        if isinstance(pool, str):
-            split_chains = None if chains is None else [tuple(c.split(">")) for c in chains]
-            pool = load_pool(pool, k_values=k_values, chains=split_chains, device=device)
-        self.pool = pool
+        self.reward_of = get_reward(reward)
+        self.workload = make_workload(workload, prompts, split)
+        self.pool = make_pool(pool, k_values, chains, device)
         self.max_new_tokens = max_new_tokens
         self.num_requests = num_requests
         self.exact = exact
         self.sampling = sampling
         self.stop = tuple(stop)
-        self.clock = make_clock(clock, device)
+        self.clock = make_clock(clock, self.pool.model(self.pool.target).device)
         self.baseline = baseline or Baseline()
-        self.table = ActionTable(pool)
-        self.observer = Observer(pool)
+        self.table = ActionTable(self.pool)
+        self.observer = Observer(self.pool)
         self.features = self.observer.features
         self.action_space = gym.spaces.Discrete(len(self.table))
         self.observation_space = gym.spaces.Box(
@@ -159,15 +167,20 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
 
     def action_masks(self) -> np.ndarray:
         """Which actions can run now, [n] bool (the name sb3-contrib looks for)."""
-        assert self.state is not None, "call reset() first"
+        if self.state is None:
+            raise ValueError("action_masks: the episode has ended or not begun; call reset()")
         return self.table.mask(self.state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or pickle takes along: all but the episode, so a copy must be reset."""
+        return {**self.__dict__, "stream": None, "state": None, "request": None}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts an episode; see the class for ``options``."""
-        super().reset(seed=seed)
         options = check_options(options)
+        super().reset(seed=seed)
         if self.stream is None or seed is not None:
             self.stream = self.workload.stream(self.np_random)
             self.observer.clear()
@@ -179,6 +192,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     def begin(self, request: Request | None) -> tuple[np.ndarray, dict[str, Any]]:
         """Prefills a request (the stream's next by default) and measures the baseline if due."""
         assert self.stream is not None
+        self.state = None  # stays so where this raises
         self.request = request or next(self.stream)
         self.num_left -= 1
         prompt = self.pool.encode(self.request.prompt)
@@ -186,44 +200,45 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             prompt, self.max_new_tokens, sampling=self.sampling, stop=self.stop
         )
         started = self.clock.now()
-        self.state = start(self.pool, [decode_request], self.clock, exact=self.exact)
+        state = start(self.pool, [decode_request], self.clock, exact=self.exact)
         prefill_seconds = self.clock.now() - started
-        self.refresh_baseline()
+        self.refresh_baseline(state)
         info = {
             "request_id": self.request.id,
             "num_prompt": len(prompt),
-            "max_new_tokens": self.state.budgets[0],
+            "max_new_tokens": state.budgets[0],
             "prefill_seconds": prefill_seconds,
-            "baseline_seconds": self.baseline.seconds(self.state.kv_length),
-            "action_mask": self.action_masks(),
+            "baseline_seconds": self.baseline.seconds(state.kv_length),
+            "action_mask": self.table.mask(state),
         }
-        self.observation = self.observer.observe(self.state)
+        self.observation = self.observer.observe(state)
+        self.state = state
         self.mark = self.clock.now()
         return self.observation, info
 
-    def step(
-        self, action: np.int64 | int
-    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Runs one iteration under the action's plan."""
         if self.state is None or self.state.is_finished:
             raise ValueError("step: the episode has ended or not begun; call reset()")
-        if not self.action_space.contains(np.int64(action)):
+        if not self.action_space.contains(action):
             raise ValueError(f"action: must be in 0..{len(self.table) - 1}; got {action}")
         controller_seconds = self.clock.now() - self.mark
         allowed = bool(self.action_masks()[action])
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
         self.schedule_divergence(plan.k)
+        known = {"request_id": self.request_id, "asked_action": int(action)}
         try:
             result = decode_step(self.pool, self.state, plan, self.clock)
-        except (RuntimeError, MemoryError) as error:
-            return self.fault(error)
-        info = self.describe(result, baseline_seconds)
+        except Exception as error:  # whatever it is, the step reports it
+            return self.fault(error, 0.0, {**known, "action_mask": self.action_masks()})
+        self.num_speculative += result.executed.k > 0
+        info = {**known, **self.describe(result, baseline_seconds)}
         if not allowed:
             info["reason"] = "masked"
         info["controller_seconds"] = controller_seconds
         self.observer.update(result, info["utility"], info["unique_experts"])
-        reward = self.compute_reward(result.num_tokens, result.seconds, baseline_seconds)
+        reward = self.reward_of(result.num_tokens, result.seconds, baseline_seconds)
         self.observation = self.observer.observe(self.state)
         info["action_mask"] = self.action_masks()
         info["total_seconds"] = self.clock.now() - self.mark
@@ -234,55 +249,56 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """The step's return, after the work that is charged to nobody."""
         assert self.state is not None
-        terminated = truncated = False
+        is_last = self.state.is_finished and self.num_left == 0
+        terminated = is_last and info["finish_reason"] in ("eos", "stop")
         self.baseline.count_step()
-        if self.state.is_finished:
-            info["output"] = self.state.output()
-            if self.num_left > 0:
-                _, next_info = self.begin(None)
-                info["action_mask"] = next_info["action_mask"]
+        try:
+            if self.state.is_finished:
+                info["output"] = self.state.output()
+                if not is_last:
+                    _, info["next_request"] = self.begin(None)
+                    info["action_mask"] = self.action_masks()
             else:
-                terminated = info["finish_reason"] in ("eos", "stop")
-                truncated = not terminated
-        else:
-            self.refresh_baseline()
+                self.refresh_baseline(self.state)
+        except Exception as error:  # the probe's or the next prefill's
+            return self.fault(error, reward, info)
         self.mark = self.clock.now()
-        return self.observation, float(reward), terminated, truncated, info
+        return self.observation, reward, terminated, is_last and not terminated, info
 
     def fault(
-        self, error: BaseException
+        self, error: Exception, reward: float, info: dict[str, Any]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """The return of a step in which the engine failed: truncated, nothing learned."""
-        assert self.request is not None
-        info = {
-            "error": f"{type(error).__name__}: {error}",
-            "request_id": self.request.id,
-            "action_mask": self.action_masks(),
-        }
+        """The return of a step in which the engine failed: the episode is truncated."""
+        where = "" if self.request_id == info["request_id"] else f"request {self.request_id!r}: "
+        info["error"] = f"{where}{type(error).__name__}: {error}"
+        logger.warning("the episode is truncated: %s", info["error"], exc_info=error)
         self.state = None
-        return self.observation, 0.0, False, True, info
+        return self.observation.copy(), reward, False, True, info
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request that is decoded."""
+        assert self.request is not None
+        return self.request.id
 
     def schedule_divergence(self, k: int) -> None:
         """Has D_TV measured in every n-th speculative step, where that was asked for."""
         assert self.state is not None
-        self.state.measure_divergence = False
-        if k and self.divergence_every:
-            self.state.measure_divergence = self.num_speculative % self.divergence_every == 0
-            self.num_speculative += 1
+        is_asked = k > 0 and self.divergence_every > 0
+        self.state.measure_divergence = (
+            is_asked and self.num_speculative % self.divergence_every == 0
+        )
 
-    def refresh_baseline(self) -> None:
+    def refresh_baseline(self, state: DecodeState) -> None:
         """Probes the baseline here when that is due; charged to nobody."""
-        assert self.state is not None
-        length = self.state.kv_length
+        length = state.kv_length
         if self.baseline.is_due(length):
-            samples = probe_baseline(
-                self.pool, self.state, self.clock, self.baseline.num_samples
-            )
+            samples = probe_baseline(self.pool, state, self.clock, self.baseline.num_samples)
             self.baseline.add(length, samples)
 
     def describe(self, result: StepResult, baseline_seconds: float) -> dict[str, Any]:
         """The step's ``info``, but for what the environment alone knows."""
-        assert self.state is not None and self.request is not None
+        assert self.state is not None
         plan = result.executed
         return {
             "tokens": result.num_tokens,
@@ -306,7 +322,6 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             "context_len": len(self.state.tokens[0]),
             "unique_experts": 1.0,
             "finish_reason": result.finish_reasons[0],
-            "request_id": self.request.id,
         }
 
     def render(self) -> str | None:  # type: ignore[override]
@@ -343,10 +358,58 @@ def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
         )
     if not isinstance(options.get("request"), Request | None):
         raise ValueError(f"options['request']: must be a Request; got {options['request']!r}")
+    every = options.get("divergence_every", 0)
+    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 0:
+        raise ValueError(
+            f"options['divergence_every']: must be a whole number of steps, 0 for never; "
+            f"got {every!r}"
+        )
     return options
 
 
-def make_clock(clock: Clock | str, device: str) -> Clock:
+def make_workload(workload: Workload | str, prompts: Path | None, split: Split) -> Workload:
+    """The workload of this name, or the workload itself.
+
+    Raises:
+        ValueError: If there is none of this name, or prompts or a split come with a ``Workload``.
+    """
+    if isinstance(workload, str):
+        return get_workload(workload, prompts=prompts, split=split)
+    if prompts is not None or split != "all":
+        raise ValueError(
+            f"prompts and split: the workload {workload.name!r} was given with its requests; give "
+            f"them to get_workload instead"
+        )
+    return workload
+
+
+def make_pool(
+    pool: ModelPool | str,
+    k_values: Sequence[int] | None,
+    chains: Sequence[str] | None,
+    device: str | None,
+) -> ModelPool:
+    """The pool of this spec, or the pool itself.
+
+    Raises:
+        ValueError: If the spec is not valid, or what only a spec needs comes with a ``ModelPool``.
+    """
+    if isinstance(pool, str):
+        return load_pool(
+            pool,
+            k_values=DEFAULT_K_VALUES if k_values is None else k_values,
+            chains=None if chains is None else [tuple(chain.split(">")) for chain in chains],
+            device=device or "cpu",
+        )
+    if not (k_values is chains is device is None):
+        raise ValueError(
+            f"k_values, chains and device: the pool {pool.name!r} was built with its own; give "
+            f"them to ModelPool or load_pool instead"
+        )
+    return pool
+
+
+def make_clock(clock: Clock | str, device: torch.device | str) -> Clock:
     """The clock of this name, or the clock itself.
 
     Raises:

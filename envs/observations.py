@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +19,15 @@ from specgym.engine.types import StepResult
 EMA_WEIGHT = 0.1
 LAG_SCALE = 64.0
 ROUNDS_SCALE = 32.0
+STATISTICS = (
+    "acceptance",
+    "time_ratio",
+    "tokens",
+    "rounds_since",
+    "unique_experts",
+    "draft_entropy",
+    "last",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +81,7 @@ def feature_table(pool: ModelPool) -> tuple[Feature, ...]:
 def adjacent_pairs(pool: ModelPool) -> tuple[str, ...]:
     """``"ngram>target"`` for every two neighbours in some chain, in order of appearance."""
     pairs = (
-        f"{left}>{right}"
-        for chain in pool.chains
-        for left, right in zip(chain, chain[1:], strict=False)
+        f"{left}>{right}" for chain in pool.chains for left, right in itertools.pairwise(chain)
     )
     return tuple(dict.fromkeys(pairs))
 
@@ -108,11 +119,21 @@ class Observer:
         self.draft_entropy = 0.0
         self.last = (1.0, 0.0, 0.0, 0.0)
 
+    def statistics(self) -> dict[str, Any]:
+        """Everything seen, as plain values."""
+        return copy.deepcopy({name: getattr(self, name) for name in STATISTICS})
+
+    def restore(self, statistics: Mapping[str, Any]) -> None:
+        """Goes back to statistics taken before."""
+        for name in STATISTICS:
+            setattr(self, name, copy.deepcopy(statistics[name]))
+
     def update(self, result: StepResult, utility: float, experts: float) -> None:
         """Takes one iteration in."""
         plan = result.executed
-        rejected = result.num_drafted > 0 and result.accepted_per_level[-1] < (
-            result.proposed_per_level[-1]
+        rejected = (
+            result.num_drafted > 0
+            and result.accepted_per_level[-1] < (result.proposed_per_level[-1])
         )
         self.last = (utility, float(result.num_tokens), float(plan.k), float(rejected))
         self.unique_experts = ema(self.unique_experts, experts)
@@ -127,7 +148,7 @@ class Observer:
         self.tokens[chain] = ema(self.tokens[chain], result.num_tokens)
         if self.pool.members[plan.chain[0]].is_neural:
             self.draft_entropy = ema(self.draft_entropy, result.draft_entropy)
-        for level, (left, right) in enumerate(zip(plan.chain, plan.chain[1:], strict=False)):
+        for level, (left, right) in enumerate(itertools.pairwise(plan.chain)):
             proposed = result.proposed_per_level[level]
             if proposed:
                 pair, rate = f"{left}>{right}", result.accepted_per_level[level] / proposed

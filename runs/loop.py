@@ -116,9 +116,7 @@ def run_request(env: SpecDecodeEnv, controller: Controller, request: Request) ->
     """
     every = DIVERGENCE_EVERY if controller.needs_divergence else 0
     observation, info = env.reset(options={"request": request, "divergence_every": every})
-    controller.begin(
-        {key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")}
-    )
+    controller.begin({key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")})
     record = RequestRecord(request.id, request.category, info["prefill_seconds"])
     done = False
     while not done:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from rich import box
 from rich.table import Table
 
 from specgym.runs.loop import RequestRecord
@@ -104,11 +105,11 @@ def processor_name() -> str:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """The head-to-head table for the terminal."""
-    table = Table(title=f"{results['pool']} on {results['workload']}", title_justify="left")
-    headers = ("speed-up", "95 % interval", "median", "worst", "vs fast", "K=0", "accepted")
+    """The head-to-head table for the terminal, within 80 columns."""
+    title = f"{results['pool']} on {results['workload']}: speed-up over no speculation"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("controller", no_wrap=True)
-    for header in (*headers, "decide"):
+    for header in ("total", "95 % interval", "median", "worst", "vs fast", "K=0", "acc.", "decide"):
         table.add_column(header, justify="right", no_wrap=True)
     entries = results["controllers"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):

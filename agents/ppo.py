@@ -1,0 +1,294 @@
+"""PPO of stable-baselines3: trained on any environment, frozen and in numpy when it decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
+
+MODEL_FILE = "model.zip"
+NORMALIZATION_FILE = "normalization.pkl"
+TABLE_FILE = "table.json"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """Settings of a training.
+
+    The horizon is short (``gamma`` 0.9): what an iteration saves is paid at once, and only
+    catch-up and where the text stands reach further. Ours; close to Learning-to-Draft's setting.
+
+    Attributes:
+        num_steps: Iterations to train on; rounded up to whole rollouts.
+        rollout_steps: Iterations between updates; a multiple of the batch size.
+        batch_size: Samples of a gradient step.
+        num_epochs: Passes over a rollout.
+        learning_rate: Adam's.
+        gamma: Discount.
+        gae_lambda: Of the advantage estimate.
+        entropy_coefficient: Weight of the entropy bonus.
+        hidden_size: Width of the two hidden layers.
+        seed: Seeds weights, actions and requests.
+    """
+
+    num_steps: int = 3072
+    rollout_steps: int = 128
+    batch_size: int = 64
+    num_epochs: int = 10
+    learning_rate: float = 1e-3
+    gamma: float = 0.9
+    gae_lambda: float = 0.95
+    entropy_coefficient: float = 0.01
+    hidden_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("num_steps", "rollout_steps", "batch_size", "num_epochs", "hidden_size"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"ppo.{field}: must be >= 1; got {getattr(self, field)}")
+        if self.batch_size < 2 or self.rollout_steps % self.batch_size:
+            raise ValueError(
+                f"ppo.batch_size: must be at least 2 and divide rollout_steps "
+                f"{self.rollout_steps} (a minibatch of one has no advantage to normalise); "
+                f"got {self.batch_size}"
+            )
+        if not 0.0 <= self.gamma <= 1.0 or self.learning_rate <= 0.0:
+            raise ValueError(
+                f"ppo: gamma must be in [0, 1] and learning_rate > 0; "
+                f"got {self.gamma} and {self.learning_rate}"
+            )
+
+
+class Scalars(KVWriter):
+    """Hands stable-baselines3's log values to a function."""
+
+    def __init__(self, write: Callable[[dict[str, float], int], None]):
+        self.write_scalars = write
+
+    def write(
+        self,
+        key_values: dict[str, Any],
+        key_excluded: dict[str, tuple[str, ...]],
+        step: int = 0,
+    ) -> None:
+        """Keeps what is a number."""
+        numbers = (int, float, np.number)
+        self.write_scalars(
+            {key: float(v) for key, v in key_values.items() if isinstance(v, numbers)}, step
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Checkpoints(BaseCallback):
+    """Saves after every update, and hands each step's ``info`` to a function."""
+
+    def __init__(self, folder: Path, on_step: Callable[[Mapping[str, Any], int], None]):
+        super().__init__()
+        self.folder = folder
+        self.on_step = on_step
+
+    def _on_rollout_start(self) -> None:
+        save_checkpoint(self.model, self.folder)
+
+    def _on_step(self) -> bool:
+        self.on_step(self.locals["infos"][0], self.num_timesteps)
+        return True
+
+
+def train_ppo(
+    make_env: Callable[[], gym.Env],
+    table: Mapping[str, Any],
+    folder: Path,
+    config: PPOConfig,
+    write_scalars: Callable[[dict[str, float], int], None],
+    on_step: Callable[[Mapping[str, Any], int], None],
+) -> None:
+    """Trains until ``config.num_steps``, from the folder's newest checkpoint if it has one.
+
+    Args:
+        make_env: Makes the environment to train on.
+        table: ``plans`` (names) and ``features`` (names): saved beside the model.
+        folder: Gets checkpoints while training and the model at the end.
+        config: Settings.
+        write_scalars: Takes the learner's log values and the step.
+        on_step: Takes each step's ``info`` and the number of steps so far.
+    """
+    venv = DummyVecEnv([make_env])
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        normalized = VecNormalize(venv, gamma=config.gamma)
+        model = new_model(normalized, config)
+    else:
+        normalized = VecNormalize.load(str(newest / NORMALIZATION_FILE), venv)
+        model = PPO.load(newest / MODEL_FILE, env=normalized, device="cpu")
+    normalized.seed(config.seed + model.num_timesteps)
+    model.set_logger(Logger(None, [Scalars(write_scalars)]))
+    remaining = config.num_steps - model.num_timesteps
+    if remaining > 0:
+        callback = Checkpoints(folder, on_step)
+        model.learn(remaining, callback, reset_num_timesteps=newest is None)
+    save_model(model, table, folder)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def new_model(venv: VecNormalize, config: PPOConfig) -> PPO:
+    """An untrained model; on CPU, where a small network decides fastest."""
+    sizes = [config.hidden_size, config.hidden_size]
+    return PPO(
+        "MlpPolicy",
+        venv,
+        learning_rate=config.learning_rate,
+        n_steps=config.rollout_steps,
+        batch_size=config.batch_size,
+        n_epochs=config.num_epochs,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        ent_coef=config.entropy_coefficient,
+        policy_kwargs={"net_arch": {"pi": sizes, "vf": sizes}},
+        seed=config.seed,
+        device="cpu",
+    )
+
+
+def save_checkpoint(model: PPO, folder: Path) -> None:
+    """Saves model and normalisation under the number of steps, whole or not at all."""
+    home = folder / CHECKPOINTS
+    home.mkdir(parents=True, exist_ok=True)
+    final = home / f"{model.num_timesteps:09d}"
+    if final.exists():
+        return
+    partial = home / f"{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    write_model(model, partial)
+    os.replace(partial, final)
+    for old in sorted(home.iterdir())[:-2]:
+        shutil.rmtree(old)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a training folder."""
+    home = folder / CHECKPOINTS
+    names = sorted(home.iterdir()) if home.is_dir() else []
+    whole = [path for path in names if path.name.isdigit()]
+    return whole[-1] if whole else None
+
+
+def num_trained_steps(folder: Path) -> int:
+    """Steps that the folder's newest checkpoint has behind it; 0 without one."""
+    newest = newest_checkpoint(folder)
+    return int(newest.name) if newest else 0
+
+
+def save_model(model: PPO, table: Mapping[str, Any], folder: Path) -> None:
+    """Saves what a decision needs; the table comes last, so that it marks a whole model."""
+    write_model(model, folder)
+    temporary = folder / f"{TABLE_FILE}.tmp"
+    temporary.write_text(json.dumps(dict(table), indent=2) + "\n")
+    os.replace(temporary, folder / TABLE_FILE)
+
+
+def write_model(model: PPO, folder: Path) -> None:
+    """Writes the model and its normalisation into a folder."""
+    normalized = model.get_vec_normalize_env()
+    assert normalized is not None
+    model.save(folder / MODEL_FILE)
+    normalized.save(str(folder / NORMALIZATION_FILE))
+
+
+class PPOController:
+    """A trained policy that decides by its likeliest allowed action, its normalisation frozen.
+
+    The network is evaluated in numpy: some 20 microseconds, where a stable-baselines3 call takes
+    half a millisecond.
+
+    Args:
+        plans: Plan table, indexed by action.
+        features: Names of the observation's entries.
+        folder: What ``train_ppo`` left.
+
+    Raises:
+        ValueError: If the folder holds no whole model, or one for other plans or features.
+    """
+
+    needs_divergence = False
+
+    def __init__(self, plans: Sequence[Plan], features: Sequence[str], folder: Path):
+        table_file = folder / TABLE_FILE
+        if not table_file.is_file():
+            raise ValueError(
+                f"ppo: {folder} holds no finished model ({TABLE_FILE} is missing); "
+                f"train one with `specgym train ppo`, or let a stopped training go on"
+            )
+        table = json.loads(table_file.read_text())
+        self._plans = check_plans(plans)
+        check_state(table, self._plans)
+        if list(table["features"]) != list(features):
+            raise ValueError(
+                f"ppo: {folder} was trained on {len(table['features'])} features, this "
+                f"environment has {len(features)} others; train on this pool"
+            )
+        policy = PPO.load(folder / MODEL_FILE, device="cpu").policy
+        with (folder / NORMALIZATION_FILE).open("rb") as file:
+            normalized: VecNormalize = pickle.load(file)
+        assert isinstance(normalized.obs_rms.mean, np.ndarray)  # type: ignore[union-attr]
+        self._mean = normalized.obs_rms.mean  # type: ignore[union-attr]
+        self._deviation = np.sqrt(
+            normalized.obs_rms.var + normalized.epsilon  # type: ignore[union-attr]
+        )
+        self._clip = normalized.clip_obs
+        layers = [m for m in policy.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)]
+        self._layers = [as_arrays(layer) for layer in (*layers, policy.action_net)]
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Takes note of a new request: nothing to do."""
+
+    def act(self, observation: np.ndarray, mask: np.ndarray) -> int:
+        """The allowed action of largest logit."""
+        return int(np.where(mask, self.logits(observation), -np.inf).argmax())
+
+    def logits(self, observation: np.ndarray) -> np.ndarray:
+        """The policy's logits, [num_actions]."""
+        x = (observation - self._mean) / self._deviation
+        x = x.clip(-self._clip, self._clip)
+        for weight, bias in self._layers[:-1]:
+            x = np.tanh(weight @ x + bias)
+        weight, bias = self._layers[-1]
+        return weight @ x + bias
+
+    def observe(self, action: int, reward: float, info: Mapping[str, Any]) -> None:
+        """Takes note of a step: a compared policy learns nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan table's names: the rest lies in the model's folder."""
+        return {"plans": [plan_name(plan) for plan in self._plans]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Checks that the state is of the same plan table."""
+        check_state(state, self._plans)
+
+
+def as_arrays(layer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A linear layer's weight and bias in float64."""
+    return (
+        layer.weight.detach().numpy().astype(np.float64),
+        layer.bias.detach().numpy().astype(np.float64),
+    )

@@ -1,0 +1,1 @@
+"""The command line and everything that runs controllers on environments."""

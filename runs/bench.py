@@ -1,0 +1,229 @@
+"""``specgym bench``: timings as ratios, measured side by side in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.members import ModelMember
+from specgym.engine.pool import ModelPool, parse_pool
+from specgym.engine.sources import load_source
+from specgym.engine.timing import Baseline, WallClock
+from specgym.engine.types import Plan
+from specgym.envs.decode import SpecDecodeEnv
+from specgym.envs.workloads import Request, get_workload
+from specgym.runs.controllers import FACTORIES, make_controller
+from specgym.runs.loop import run_request
+from specgym.runs.results import describe_machine, write_json
+from specgym.runs.settings import PoolSettings, make_pool
+
+BENCHES = {"decode": "plain decoding against transformers, and what the environment adds"}
+QUANTILES = ("median", "fastest", "slowest")
+USAGE = f"usage: specgym bench {' | '.join(BENCHES)} [options]"
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeBench(PoolSettings):
+    """Plain decoding against transformers' generate, and what the environment adds to it.
+
+    Attributes:
+        new_tokens: Tokens decoded per repeat.
+        repeats: Alternated repeats of plain decoding.
+        pairs: Alternated pairs of a bare loop and the environment at K = 0.
+        pair_tokens: Tokens of such a pair's runs.
+        json: Where the numbers are written.
+    """
+
+    new_tokens: int = 128
+    repeats: int = 7
+    pairs: int = 21
+    pair_tokens: int = 48
+    json: Path | None = None
+
+
+def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs a bench and prints its table.
+
+    Raises:
+        ValueError: If there is no such bench.
+    """
+    if not arguments or arguments[0] not in BENCHES:
+        asked = arguments[0] if arguments else ""
+        if asked in ("-h", "--help"):
+            print(USAGE)
+            return
+        raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
+    config = parse("bench decode", arguments[1:], DecodeBench)
+    report = bench_decode(config, console)
+    show(report)
+    if config.json is not None:
+        write_json(config.json, report)
+
+
+def show(report: dict[str, Any]) -> None:
+    """Prints rows and ratios."""
+    table = Table("what", "median", "fastest", "slowest")
+    for row in report["rows"]:
+        table.add_row(row["name"], *(f"{row[key]:.4g} {row['unit']}" for key in QUANTILES))
+    console = Console()
+    console.print(table)
+    for name, ratio in report["ratios"].items():
+        console.print(f"{name}: {ratio:.4f}")
+
+
+def row(name: str, values: Sequence[float], unit: str) -> dict[str, Any]:
+    """One row of a report."""
+    return {
+        "name": name,
+        "unit": unit,
+        "median": statistics.median(values),
+        "fastest": min(values),
+        "slowest": max(values),
+        "values": list(values),
+    }
+
+
+def alternate(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of several runs, alternated in rotated order so that drift hits all alike.
+
+    Every run goes once before, unmeasured.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    names = list(runs)
+    for index in range(repeats):
+        shift = index % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds[name].append(runs[name]())
+    return seconds
+
+
+def bench_decode(config: DecodeBench, console: Console) -> dict[str, Any]:
+    """Rows and ratios of ``specgym bench decode``."""
+    pool = make_pool(config)
+    request = get_workload("chat").requests[1]
+    console.print(f"plain decoding, {config.new_tokens} tokens, {config.repeats} repeats")
+    plain = bench_plain(config, pool, request)
+    console.print(f"K = 0 through the environment, {config.pairs} pairs")
+    bare = bench_bare(config, pool, request)
+    console.print("bookkeeping of every hand-coded controller")
+    shares = bench_bookkeeping(config, pool)
+    rows = [row(name, [config.new_tokens / s for s in v], "tok/s") for name, v in plain.items()]
+    rows += [
+        row(name, [1e3 * s / config.pair_tokens for s in v], "ms/tok") for name, v in bare.items()
+    ]
+    rows += [row(f"bookkeeping: {name}", [100 * share], "%") for name, share in shares.items()]
+    pairs = zip(bare["environment, K = 0"], bare["bare loop"], strict=True)
+    return {
+        "rows": rows,
+        "ratios": {
+            "plain_over_transformers": ratio_of_medians(plain, "transformers", "fast"),
+            "exact_over_fast": ratio_of_medians(plain, "exact", "fast"),
+            "k0_over_bare": statistics.median(ours / theirs for ours, theirs in pairs),
+            "bookkeeping_share": max(shares.values()),
+        },
+        "machine": describe_machine(),
+    }
+
+
+def ratio_of_medians(seconds: dict[str, list[float]], over: str, under: str) -> float:
+    """Median seconds of one over another's."""
+    return statistics.median(seconds[over]) / statistics.median(seconds[under])
+
+
+def bench_plain(config: DecodeBench, pool: ModelPool, request: Request) -> dict[str, list[float]]:
+    """Seconds of plain decoding: transformers' generate, ours fast, ours exact."""
+    target = pool.model(pool.target)
+    source = parse_pool(config.pool)["target"]
+    reference = load_source(source, dtype=target.dtype, device=config.device).model
+    prompt = pool.encode(request.prompt)
+    tokens = torch.tensor([prompt], device=target.device)
+    clock = WallClock(target.device)
+
+    def transformers() -> float:
+        started = clock.now()
+        with torch.inference_mode():
+            reference.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=config.new_tokens,
+                min_new_tokens=config.new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return clock.now() - started
+
+    def ours(exact: bool) -> float:
+        started = clock.now()
+        decode_request = DecodeRequest(prompt, config.new_tokens, eos_ids=frozenset())
+        state = start(pool, [decode_request], clock, exact=exact)
+        while not state.is_finished:
+            decode_step(pool, state, Plan((pool.target,), 0), clock)
+        return clock.now() - started
+
+    runs = {"transformers": transformers, "fast": lambda: ours(False), "exact": lambda: ours(True)}
+    return alternate(runs, config.repeats)
+
+
+def bench_bare(config: DecodeBench, pool: ModelPool, request: Request) -> dict[str, list[float]]:
+    """Seconds of decoding without prefill: a bare loop over the member, and the environment."""
+    target = pool.model(pool.target)
+    prompt = pool.encode(request.prompt)
+    clock = WallClock(target.device)
+    env = SpecDecodeEnv(
+        pool,
+        "chat",
+        max_new_tokens=config.pair_tokens,
+        exact=config.exact,
+        baseline=Baseline(every=10**9),
+    )
+    none = make_controller("none", env.plans, [], 0)
+
+    def bare() -> float:
+        decode_request = DecodeRequest(prompt, config.pair_tokens)
+        state = start(pool, [decode_request], clock, exact=config.exact)
+        window = pool.window if config.exact else None
+        started = clock.now()
+        bare_loop(target, state.memories[target.name], prompt[-1], config.pair_tokens, window)
+        return clock.now() - started
+
+    def environment() -> float:
+        return run_request(env, none, request).seconds
+
+    return alternate({"bare loop": bare, "environment, K = 0": environment}, config.pairs)
+
+
+def bare_loop(
+    member: ModelMember, memory: Any, token: int, num_tokens: int, window: int | None
+) -> None:
+    """The least that decodes: forward, argmax, next."""
+    for _ in range(num_tokens):
+        logits = member.forward(memory, [[token]], window)
+        assert logits is not None
+        token = int(logits[0, 0].max(dim=-1).indices)
+
+
+def bench_bookkeeping(config: DecodeBench, pool: ModelPool) -> dict[str, float]:
+    """Per hand-coded controller, its own and the environment's share of an iteration.
+
+    That is all seconds that are not the engine's iteration, over the iterations' seconds.
+    """
+    shares = {}
+    requests = get_workload("all-4").select(4, seed=0)
+    for name in FACTORIES:
+        env = SpecDecodeEnv(pool, "all-4", max_new_tokens=96, exact=config.exact)
+        features = [feature.name for feature in env.features]
+        controller = make_controller(name, env.plans, features, 0)
+        records = [run_request(env, controller, request) for request in requests]
+        engine = sum(record.total("iter_seconds") for record in records)
+        shares[name] = sum(record.seconds for record in records) / engine - 1.0
+    return shares

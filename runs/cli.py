@@ -1,0 +1,143 @@
+"""The ``specgym`` command."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from specgym.runs.loop import StepError
+
+COMMANDS = {
+    "compare": "several controllers on the same requests, head to head",
+    "train": "an agent learns on the live engine",
+    "generate": "text out of any pool with any controller",
+    "pool": "list, show or fetch pools of models",
+    "bench": "measure the engine against its peers",
+}
+USAGE = "usage: specgym [--version] COMMAND [options]    (specgym COMMAND --help)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, 1 (failed), 2 (refused) or 130 (stopped)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    console = Console(stderr=True)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE + "\n")
+        for name, text in COMMANDS.items():
+            print(f"  {name:<10} {text}")
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"specgym {importlib.metadata.version('specgym')}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        commands = ", ".join(COMMANDS)
+        complain(f"no command {arguments[0]!r}; there are {commands}\n{USAGE}")
+        return 2
+    try:
+        return run_command(arguments[0], arguments[1:], console)
+    except KeyboardInterrupt:
+        complain("stopped; what was measured is on disk, the same command goes on")
+        return 130
+    except BrokenPipeError:
+        return 141
+    except ValueError as error:
+        complain(str(error))
+        return 2
+    except (OSError, RuntimeError) as error:
+        complain(str(error))
+        return 1
+
+
+def complain(message: str) -> None:
+    """Prints an error for a person."""
+    print(f"specgym: {message}", file=sys.stderr)
+
+
+def run_command(command: str, arguments: list[str], console: Console) -> int:
+    """Parses a command's options and runs it; imports only what it needs."""
+    if command == "compare":
+        from specgym.runs.compare import RECIPES, CompareConfig, compare
+
+        default = recipe_default(arguments, RECIPES, CompareConfig)
+        compare(parse(command, arguments, CompareConfig, default), console)
+    elif command == "train":
+        from specgym.runs.train import TrainConfig, train
+
+        train(parse(command, name_agent(arguments), TrainConfig), console)
+    elif command == "generate":
+        from specgym.runs.generate import GenerateConfig, generate
+
+        generate(parse(command, arguments, GenerateConfig), console)
+    elif command == "pool":
+        from specgym.runs.pools import run_pool
+
+        run_pool(arguments, parse)
+    else:
+        from specgym.runs.bench import run_bench
+
+        run_bench(arguments, parse, console)
+    return 0
+
+
+def parse(command: str, arguments: Sequence[str], kind: type, default: Any = None) -> Any:
+    """The command's configuration from its options."""
+    if default is None:
+        default = kind()
+    return tyro.cli(
+        kind, args=split_lists(kind, arguments), prog=f"specgym {command}", default=default
+    )
+
+
+def split_lists(kind: type, arguments: Sequence[str]) -> list[str]:
+    """Lets ``--controllers a,b`` stand for ``--controllers a b`` in options that take a list."""
+    fields = dataclasses.fields(kind)
+    lists = {f"--{f.name.replace('_', '-')}" for f in fields if str(f.type).startswith("tuple[")}
+    result: list[str] = []
+    in_list = False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if argument.startswith("--"):
+            in_list = option.replace("_", "-") in lists
+            result.append(option if in_list else argument)
+            if in_list and equals:
+                result += value.split(",")
+        else:
+            result += argument.split(",") if in_list else [argument]
+    return result
+
+
+def recipe_default(
+    arguments: Sequence[str], recipes: dict[str, Callable[[], Any]], kind: type
+) -> Any:
+    """The settings to start from: a recipe's where ``--recipe NAME`` is given.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    for index, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option == "--recipe":
+            name = value if equals else "".join(arguments[index + 1 : index + 2])
+            if name not in recipes:
+                raise ValueError(f"recipe: no recipe {name!r}; there are {', '.join(recipes)}")
+            return recipes[name]()
+    return kind()
+
+
+def name_agent(arguments: Sequence[str]) -> list[str]:
+    """Lets ``train ppo`` stand for ``train --agent ppo``."""
+    if arguments and not arguments[0].startswith("-"):
+        return ["--agent", *arguments]
+    return list(arguments)
+
+
+__all__ = ["StepError", "main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

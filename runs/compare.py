@@ -1,0 +1,392 @@
+"""``specgym compare``: controllers head to head on the same requests, interleaved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specgym.agents.ppo import TABLE_FILE, PPOConfig
+from specgym.engine.decoding import DecodeRequest, start
+from specgym.engine.pool import ModelPool
+from specgym.engine.timing import Baseline
+from specgym.envs.decode import SpecDecodeEnv, make_clock
+from specgym.envs.workloads import Request, get_workload
+from specgym.runs.board import Board, step_scalars
+from specgym.runs.controllers import make_controller
+from specgym.runs.folder import check_same_config, open_run
+from specgym.runs.loop import Controller, RequestRecord, run_request
+from specgym.runs.results import (
+    SCHEMA,
+    describe_machine,
+    results_table,
+    seconds_per_token,
+    speedup,
+    summarize,
+    write_json,
+)
+from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.train import TrainConfig, train_in
+
+RESULTS_FILE = "results.json"
+STEPS_FILE = "steps.jsonl"
+STATE_FILE = "state.pkl"
+TRAINING_FOLDER = "ppo-training"
+FAST = "none (fast)"
+NEAR_TIE_BOUND = {torch.bfloat16: 0.5, torch.float32: 1e-3}  # logits; ENGINE: bf16 moves by 0.5
+ALL_CONTROLLERS = (
+    "none",
+    "static:ngram@4",
+    "random",
+    "specrouter",
+    "test-and-set",
+    "ucb",
+    "ppo",
+)
+
+
+class MismatchError(RuntimeError):
+    """A controller's text differs from plain decoding's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig(EnvSettings):
+    """Compares controllers on the same requests, request by request in rotated order.
+
+    Attributes:
+        controllers: Names, or names with options: ``none``, ``static:ngram@4``,
+            ``ucb:scope=request``, ``ppo:FOLDER``. Plain ``ppo`` is trained first. ``none`` is
+            always in.
+        split: Which part of the requests to compare on; training uses the other.
+        num_requests: Requests to compare on.
+        train_steps: Iterations to train a plain ``ppo`` on.
+        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on. By
+            default the time.
+        runs: Folder of all runs.
+        overwrite: Replace a finished run of this name.
+        recipe: Start from this recipe's settings.
+    """
+
+    controllers: tuple[str, ...] = ("none", "static:ngram@4", "specrouter", "test-and-set", "ucb")
+    split: Literal["held-out", "train", "all"] = "held-out"
+    num_requests: int = 12
+    train_steps: int = 3072
+    name: str = ""
+    runs: Path = Path("runs")
+    overwrite: bool = False
+    recipe: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_requests < 1 or self.train_steps < 1:
+            raise ValueError(
+                f"num_requests and train_steps: must be >= 1; "
+                f"got {self.num_requests} and {self.train_steps}"
+            )
+        repeated = {name for name in self.controllers if self.controllers.count(name) > 1}
+        if repeated:
+            raise ValueError(f"controllers: {sorted(repeated)[0]!r} is named twice")
+
+
+def demo() -> CompareConfig:
+    """All controllers on a mixed workload, PPO trained first: about six minutes on two cores."""
+    return CompareConfig(
+        controllers=ALL_CONTROLLERS,
+        workload="all-4",
+        num_requests=12,
+        train_steps=3072,
+        max_new_tokens=128,
+        name="demo",
+        overwrite=True,
+        recipe="demo",
+    )
+
+
+RECIPES = {"demo": demo}
+
+
+@dataclasses.dataclass
+class Progressed:
+    """What a comparison has measured so far; pickled after every round, so a kill loses one.
+
+    Attributes:
+        records: Per controller, one record per finished request.
+        states: Per controller, its state and its environment's statistics.
+        baselines: The shared baselines' samples.
+        steps_size: Bytes of ``steps.jsonl`` that belong to finished rounds.
+    """
+
+    records: dict[str, list[RequestRecord]]
+    states: dict[str, Any] = dataclasses.field(default_factory=dict)
+    baselines: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steps_size: int = 0
+
+    @property
+    def num_rounds(self) -> int:
+        """Finished requests."""
+        return min(map(len, self.records.values()))
+
+
+class Comparison:
+    """Runs controllers over requests, writes down what happened, and can be stopped.
+
+    Args:
+        config: Settings.
+        folder: The run's folder.
+        pool: The pool all controllers share.
+        console: Where progress is shown.
+    """
+
+    def __init__(self, config: CompareConfig, folder: Path, pool: ModelPool, console: Console):
+        self.config = config
+        self.folder = folder
+        self.pool = pool
+        self.console = console
+        self.names = tuple(dict.fromkeys(("none", *config.controllers)))
+        workload = get_workload(config.workload, prompts=config.prompts, split=config.split)
+        self.requests = workload.select(config.num_requests + 1, config.seed)
+        self.clock = make_clock(config.clock, config.device)
+        self.baselines = {True: Baseline(), False: Baseline()}
+        self.envs = {name: self.make_env(config.exact) for name in self.names}
+        self.controllers = {name: self.make_controller(name) for name in self.names}
+        self.envs[FAST] = self.make_env(exact=False)
+        self.controllers[FAST] = self.make_controller("none")
+        self.done = Progressed({name: [] for name in self.envs})
+
+    def make_env(self, exact: bool) -> SpecDecodeEnv:
+        """An environment of its own for a controller; pool, clock and baseline are shared."""
+        env = SpecDecodeEnv(
+            self.pool,
+            self.config.workload,
+            prompts=self.config.prompts,
+            split=self.config.split,
+            max_new_tokens=self.config.max_new_tokens,
+            exact=exact,
+            clock=self.clock,
+            baseline=self.baselines[exact],
+        )
+        env.reset(seed=self.config.seed)
+        return env
+
+    def make_controller(self, name: str) -> Controller:
+        """The controller of this name."""
+        spec = f"ppo:{self.folder / TRAINING_FOLDER}" if name == "ppo" else name
+        env = self.envs["none"]
+        features = [feature.name for feature in env.features]
+        return make_controller(spec, env.plans, features, self.config.seed)
+
+    def run(self) -> dict[str, Any]:
+        """Warms up, runs what is left of the requests, and returns the results."""
+        self.restore()
+        self.warm_up(self.requests[0])
+        with self.bar() as bar, (self.folder / STEPS_FILE).open("ab") as steps_file:
+            total = self.config.num_requests * len(self.envs)
+            task = bar.add_task("", total=total, note="")
+            for index in range(self.done.num_rounds, self.config.num_requests):
+                order = list(self.envs)
+                order = order[index % len(order) :] + order[: index % len(order)]
+                for position, name in enumerate(order):
+                    note = f"request {index + 1}/{self.config.num_requests}: {name}"
+                    bar.update(task, completed=index * len(order) + position, note=note)
+                    record = run_request(
+                        self.envs[name], self.controllers[name], self.requests[index + 1]
+                    )
+                    self.done.records[name].append(record)
+                    write_steps(steps_file, name, index, record)
+                self.finish_round(index, steps_file.tell())
+            bar.update(task, completed=total, note="done")
+        return self.results()
+
+    def warm_up(self, request: Request) -> None:
+        """Runs every plan's shapes once on a request that is not compared; nothing is learned."""
+        for env in (self.envs["none"], self.envs[FAST]):
+            env.reset(options={"request": request})
+            for action in range(min(len(env.table), self.config.max_new_tokens)):
+                if not env.state or env.state.is_finished:
+                    break
+                env.step(action)
+            env.observer.clear()
+
+    def bar(self) -> Progress:
+        """The progress bar."""
+        return Progress(
+            TextColumn("comparing"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def finish_round(self, index: int, steps_size: int) -> None:
+        """Writes events, results so far and the state to go on from."""
+        none = self.done.records["none"]
+        for name, records in self.done.records.items():
+            scalars = step_scalars(records[-1].steps)
+            scalars["spec/speedup"] = speedup(none, records)
+            scalars["spec/slowdown_worst"] = max(
+                ours.seconds / theirs.seconds for theirs, ours in zip(none, records, strict=True)
+            )
+            self.boards[name].scalars(scalars, index + 1)
+        self.done.steps_size = steps_size
+        self.done.states = {
+            name: (controller.state_dict(), self.envs[name].observer.statistics())
+            for name, controller in self.controllers.items()
+        }
+        self.done.baselines = {exact: b.samples for exact, b in self.baselines.items()}
+        temporary = self.folder / f"{STATE_FILE}.tmp"
+        temporary.write_bytes(pickle.dumps(self.done))
+        os.replace(temporary, self.folder / STATE_FILE)
+        if not self.console.is_terminal:
+            self.console.print(f"request {index + 1} of {self.config.num_requests} compared")
+
+    def restore(self) -> None:
+        """Goes back to the last finished round of a stopped run, if there is one."""
+        path = self.folder / STATE_FILE
+        if path.exists():
+            self.done = pickle.loads(path.read_bytes())
+            for name, (learned, statistics) in self.done.states.items():
+                self.controllers[name].load_state_dict(learned)
+                self.envs[name].observer.restore(statistics)
+            for exact, samples in self.done.baselines.items():
+                self.baselines[exact].samples.update(samples)
+            self.console.print(f"going on after {self.done.num_rounds} compared requests")
+        steps_path = self.folder / STEPS_FILE
+        steps_path.touch()
+        os.truncate(steps_path, self.done.steps_size)
+        first = self.done.num_rounds + 1
+        self.boards = {name: Board(self.folder / slug(name), first) for name in self.envs}
+        for name, board in self.boards.items():
+            board.hyperparameters({"controller": name} | dataclasses.asdict(self.config))
+
+    def results(self) -> dict[str, Any]:
+        """What ``results.json`` holds, from the rounds finished so far."""
+        rounds = self.done.num_rounds
+        records = {name: each[:rounds] for name, each in self.done.records.items()}
+        none, fast = records["none"], records[FAST]
+        return {
+            "schema": SCHEMA,
+            "pool": self.pool.name,
+            "workload": self.config.workload,
+            "machine": describe_machine(),
+            "num_requests": rounds,
+            "exact": self.config.exact,
+            "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
+            "exact_over_fast": seconds_per_token(none) / seconds_per_token(fast),
+            "lossless": self.check_lossless(records),
+        }
+
+    def check_lossless(self, records: dict[str, list[RequestRecord]]) -> dict[str, Any]:
+        """Compares every text with plain decoding's; first differences are near-ties or wrong."""
+        bound = NEAR_TIE_BOUND.get(self.pool.model(self.pool.target).dtype, 1e-3)
+        counts = {"checked": 0, "identical": 0, "near_ties": 0, "mismatches": 0}
+        for name in self.names:
+            for request, plain, ours in zip(
+                self.requests[1:], records["none"], records[name], strict=False
+            ):
+                counts["checked"] += 1
+                if plain.output == ours.output:
+                    counts["identical"] += 1
+                elif self.top_gap(request, plain.output, ours.output) <= bound:
+                    counts["near_ties"] += 1
+                else:
+                    counts["mismatches"] += 1
+        return counts | {"near_tie_bound": bound}
+
+    def top_gap(self, request: Request, plain: Sequence[int], ours: Sequence[int]) -> float:
+        """Plain decoding's top-2 logit gap where two texts first differ."""
+        pairs = zip(plain, ours, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if first is None:
+            return float("inf")  # one text is cut short: never a matter of rounding
+        prompt = (*self.pool.encode(request.prompt), *plain[:first])
+        state = start(self.pool, [DecodeRequest(prompt, 1)], self.clock, exact=self.config.exact)
+        member = self.pool.model(self.pool.target)
+        logits = member.forward(state.memories[member.name], [prompt[-1:]])
+        assert logits is not None
+        top = logits[0, -1].float().topk(2).values
+        return float(top[0] - top[1])
+
+    def close(self) -> None:
+        """Finishes the event files."""
+        for board in getattr(self, "boards", {}).values():
+            board.close()
+
+
+def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
+    """Compares, or goes on with a stopped comparison; prints the table and writes the results.
+
+    Raises:
+        ValueError: If settings are refused.
+        StepError: If the engine failed in some step.
+        MismatchError: If a text differs from plain decoding's by more than a near-tie.
+    """
+    name = config.name or time.strftime("compare-%Y%m%d-%H%M%S")
+    folder = open_run(config.runs, name, RESULTS_FILE, config.overwrite)
+    check_same_config(folder, config)
+    pool = make_pool(config)
+    if "ppo" in config.controllers:
+        train_first(config, folder / TRAINING_FOLDER, pool, console)
+    comparison = Comparison(config, folder, pool, console)
+    try:
+        results = comparison.run()
+    except KeyboardInterrupt:
+        console.print(f"stopped; {comparison.done.num_rounds} requests are in {folder}")
+        if comparison.done.num_rounds:
+            console.print(results_table(comparison.results()))
+        raise
+    finally:
+        comparison.close()
+    write_json(folder / RESULTS_FILE, results)
+    console.print(results_table(results))
+    console.print(describe(results, folder))
+    if results["lossless"]["mismatches"]:
+        raise MismatchError(
+            f"{results['lossless']['mismatches']} texts differ from plain decoding's by more than "
+            f"a near-tie; see {folder / RESULTS_FILE}"
+        )
+    return results
+
+
+def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: Console) -> None:
+    """Trains the plain ``ppo`` on the other part of the requests, unless that is done."""
+    if (folder / TABLE_FILE).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(EnvSettings)}
+    other: Literal["train", "held-out"] = "held-out" if config.split == "train" else "train"
+    settings = TrainConfig(
+        **shared, split=other, ppo=PPOConfig(num_steps=config.train_steps, seed=config.seed)
+    )
+    train_in(folder, pool, settings, console)
+
+
+def describe(results: dict[str, Any], folder: Path) -> str:
+    """The lines under the table."""
+    lossless = results["lossless"]
+    return (
+        f"lossless: {lossless['identical']} of {lossless['checked']} texts identical, "
+        f"{lossless['near_ties']} near-ties, {lossless['mismatches']} mismatches; "
+        f"exact mode costs {results['exact_over_fast']:.2f}x the fast one\n"
+        f"written to {folder}  (tensorboard --logdir {folder})"
+    )
+
+
+def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None:
+    """Appends a request's iterations, one JSON line each."""
+    for number, step in enumerate(record.steps):
+        head = {"controller": name, "request": index, "request_id": record.request_id}
+        file.write((json.dumps(head | {"step": number} | step) + "\n").encode())
+    file.flush()
+
+
+def slug(name: str) -> str:
+    """A controller's name as a folder's."""
+    return "".join(c if c.isalnum() or c in "-_.@=" else "-" for c in name).strip("-")

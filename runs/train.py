@@ -1,0 +1,127 @@
+"""``specgym train``: an agent learns on the live engine, visibly, and can be stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specgym.agents.ppo import TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
+from specgym.engine.pool import ModelPool
+from specgym.envs.decode import SpecDecodeEnv
+from specgym.runs.board import Board, step_scalars
+from specgym.runs.folder import check_same_config, open_run
+from specgym.runs.settings import EnvSettings, make_pool
+
+REPORTED = ("spec/utility", "spec/accepted", "spec/share_k0")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(EnvSettings):
+    """Trains an agent on the live engine.
+
+    Attributes:
+        agent: What learns.
+        split: Which part of the requests to train on; ``compare`` uses the other.
+        requests_per_episode: Requests of an episode.
+        reward: What is maximised; ``net_utility`` is the time saved.
+        ppo: The learner's settings.
+        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on.
+        runs: Folder of all runs.
+        overwrite: Replace a finished run of this name.
+    """
+
+    agent: Literal["ppo"] = "ppo"
+    split: Literal["train", "held-out", "all"] = "train"
+    requests_per_episode: int = 4
+    reward: Literal["net_utility", "utility", "log_utility"] = "net_utility"
+    ppo: PPOConfig = PPOConfig()  # noqa: RUF009 (frozen)
+    name: str = "ppo"
+    runs: Path = Path("runs")
+    overwrite: bool = False
+
+
+def train(config: TrainConfig, console: Console) -> Path:
+    """Trains, or goes on with a stopped training; returns the model's folder.
+
+    Raises:
+        ValueError: If a run of this name is finished, or was begun with other settings.
+    """
+    folder = open_run(config.runs, config.name, TABLE_FILE, config.overwrite)
+    check_same_config(folder, config)
+    pool = make_pool(config)
+    train_in(folder, pool, config, console)
+    console.print(f"model: {folder}  (compare it with --controllers none,ppo:{folder})")
+    return folder
+
+
+def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Console) -> None:
+    """Trains into a folder that may hold checkpoints of an earlier, stopped training."""
+
+    def make_env() -> SpecDecodeEnv:
+        return SpecDecodeEnv(
+            pool,
+            config.workload,
+            prompts=config.prompts,
+            split=config.split,
+            max_new_tokens=config.max_new_tokens,
+            num_requests=config.requests_per_episode,
+            reward=config.reward,
+            exact=config.exact,
+            clock=config.clock,
+        )
+
+    env = make_env()
+    table = {"plans": env.action_names, "features": [f.name for f in env.features]}
+    done = num_trained_steps(folder)
+    if done:
+        console.print(f"going on after {done} steps")
+    board = Board(folder, first_step=done + 1 if done else None)
+    board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
+    watcher = Watcher(board, config.ppo, done)
+    with watcher.progress(console):
+        train_ppo(make_env, table, folder, config.ppo, board.scalars, watcher.on_step)
+    board.close()
+
+
+class Watcher:
+    """Shows a training: a progress bar with what the last rollout was like, and TensorBoard."""
+
+    def __init__(self, board: Board, config: PPOConfig, done: int):
+        self.board = board
+        self.config = config
+        self.done = done
+        self.steps: list[Mapping[str, Any]] = []
+
+    def progress(self, console: Console) -> Progress:
+        """The bar; it runs while it is entered."""
+        self.bar = Progress(
+            TextColumn("training ppo"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} steps {task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.bar.add_task("", total=self.config.num_steps, completed=self.done, note="")
+        return self.bar
+
+    def on_step(self, info: Mapping[str, Any], num_steps: int) -> None:
+        """Takes a step in; after every rollout's worth it writes the pooled numbers."""
+        if "error" not in info:
+            self.steps.append(info)
+        self.bar.update(self.task, completed=num_steps)
+        if num_steps % self.config.rollout_steps or not self.steps:
+            return
+        scalars = step_scalars(self.steps)
+        saved = sum(step["tokens"] * step["baseline_seconds"] for step in self.steps)
+        scalars["spec/speedup"] = saved / sum(step["total_seconds"] for step in self.steps)
+        self.board.scalars(scalars, num_steps)
+        note = ", ".join(f"{tag.removeprefix('spec/')} {scalars[tag]:.2f}" for tag in REPORTED)
+        self.bar.update(self.task, note=note)
+        if not self.bar.console.is_terminal:
+            self.bar.console.print(f"training ppo: {num_steps}/{self.config.num_steps}, {note}")
+        self.steps = []
