@@ -103,13 +103,13 @@ class Checkpoints(BaseCallback):
     def __init__(self, folder: Path, on_step: Callable[[Mapping[str, Any], int], None]):
         super().__init__()
         self.folder = folder
-        self.on_step = on_step
+        self.report = on_step
 
     def _on_rollout_start(self) -> None:
         save_checkpoint(self.model, self.folder)
 
     def _on_step(self) -> bool:
-        self.on_step(self.locals["infos"][0], self.num_timesteps)
+        self.report(self.locals["infos"][0], self.num_timesteps)
         return True
 
 

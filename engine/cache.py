@@ -33,7 +33,8 @@ class MaskedLayer(CacheLayerMixin):
         """Writes a window's states [B, H, T, D]; returns what it attends to, [B, H, L, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
         self.keys[:, :, start:stop] = key_states
         self.values[:, :, start:stop] = value_states
@@ -103,9 +104,9 @@ class MaskedKVCache(Cache):
         return stop if self.kv_length is None else self.kv_length
 
     @property
-    def num_holes(self) -> int:
-        """Slots in use that hold nothing, over all rows."""
-        return self.num_sequences * self.num_used - sum(len(slots) for slots in self.row_slots)
+    def num_packable(self) -> int:
+        """Slots that ``compact`` would give back."""
+        return self.num_used - max(map(len, self.row_slots))
 
     def positions(self, num_rows: int) -> torch.Tensor:
         """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
@@ -170,12 +171,14 @@ class MaskedKVCache(Cache):
         Raises:
             ValueError: If a count is negative or larger than what the row holds.
         """
-        for row, (slots, count) in enumerate(zip(self.row_slots, counts, strict=True)):
+        held = list(zip(self.row_slots, counts, strict=True))
+        for row, (slots, count) in enumerate(held):
             if not 0 <= count <= len(slots):
                 raise ValueError(
                     f"keep: row {row} holds {len(slots)} tokens, cannot keep {count}; "
                     f"counts must be between 0 and what the row holds"
                 )
+        for row, (slots, count) in enumerate(held):
             if count < len(slots):
                 self.valid_BS[row, slots[count:]] = False
                 del slots[count:]
@@ -185,6 +188,16 @@ class MaskedKVCache(Cache):
         """Gives back the common suffix of slots that no row holds valid."""
         self.num_used = 1 + max((slots[-1] for slots in self.row_slots if slots), default=-1)
 
+    @torch.inference_mode()
+    def scrub(self) -> None:
+        """Zeroes every slot that holds nothing; a NaN there would poison what attends past it."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                empty_B1S1 = ~self.valid_BS[:, None, :, None]
+                layer.keys.masked_fill_(empty_B1S1, 0.0)
+                layer.values.masked_fill_(empty_B1S1, 0.0)
+
+    @torch.inference_mode()
     def compact(self) -> None:
         """Packs every row's valid tokens to the front; order and positions stay."""
         width = max((len(slots) for slots in self.row_slots), default=0)
@@ -204,14 +217,13 @@ class MaskedKVCache(Cache):
         self.num_used = width
 
     def make_room(self, num_rows: int) -> None:
-        """Compacts when the next window would not fit, or when a quarter of the slots are holes.
+        """Compacts when the next window would not fit, or when a quarter of the slots comes back.
 
         Raises:
             ValueError: If it does not fit even then.
         """
-        if self.num_sequences > 1 and self.num_holes * 4 > self.num_sequences * self.num_used:
-            self.compact()
-        if self.num_used + num_rows > self.num_slots:
+        overflows = self.num_used + num_rows > self.num_slots
+        if self.num_packable and (overflows or self.num_packable * 4 > self.num_used):
             self.compact()
         if self.num_used + num_rows > self.num_slots:
             raise ValueError(

@@ -7,8 +7,9 @@ target has verified is ever committed, so the output follows the target's law wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -52,7 +53,7 @@ class DecodeRequest:
 
     prompt: tuple[int, ...]
     max_new_tokens: int
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 (frozen)
     eos_ids: frozenset[int] | None = None
     stop: tuple[str, ...] = ()
 
@@ -61,6 +62,10 @@ class DecodeRequest:
             raise ValueError("prompt: must hold at least one token; got none")
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens: must be >= 0; got {self.max_new_tokens}")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise ValueError(
+                f"stop: must be a tuple of strings, none of them empty; got {self.stop!r}"
+            )
 
 
 class DecodeState:
@@ -172,10 +177,13 @@ def start(
             batch 1, whatever the plans. False computes only what is needed.
 
     Raises:
-        ValueError: If there is no request, or a prompt leaves no room in the target's context.
+        ValueError: If there is no request, a prompt leaves no room in the target's context, or
+            there are stop strings and no tokenizer.
     """
     if not requests:
         raise ValueError("requests: must hold at least one request; got none")
+    if pool.tokenizer is None and any(request.stop for request in requests):
+        raise ValueError("stop: stop strings need a pool with a tokenizer")
     state = DecodeState(pool, requests, exact)
     if not state.is_finished:
         memory_of(state, pool.model(pool.target), Meter(clock))
@@ -188,7 +196,8 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
     Raises:
         ValueError: If the plan names unknown members, does not end at the target, or drafts more
             than the pool's window holds; if every row has ended.
-        EngineFault: If a member's logits are not finite.
+        EngineFault: If a member's logits are not finite. The state is as it was before the step
+            (but for the random streams), so another plan may be tried.
     """
     pool.check(plan)
     if state.is_finished:
@@ -196,22 +205,23 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
     started = clock.now()
     meter = Meter(clock)
     executed, reason = executable(pool, state, plan)
-    proposals, entropy = draft(pool, state, executed, meter)
-    if executed.k and not any(proposal.tokens for proposal in proposals):
-        executed, reason = executed.without_speculation(), "no_proposal"
-    drafter = executed.chain[0]
-    fed = {drafter: proposals} if executed.k else {}
-    proposed, accepted, divergence = [], [], {}
-    for name in executed.chain[1:] or executed.chain:
-        verdicts, rows = verify(pool, state, name, proposals, meter)
-        if executed.k:
-            proposed.append(sum(len(proposal.tokens) for proposal in proposals))
-            accepted.append(sum(verdict.num_accepted for verdict in verdicts))
-            if state.measure_divergence:
-                divergence[f"{drafter}>{name}"] = diverge(state, proposals, verdicts, rows)
-        fed[name] = proposals
-        proposals = [verdict.emitted for verdict in verdicts]
-        drafter = name
+    with undone_on_error(state):
+        proposals, entropy = draft(pool, state, executed, meter)
+        if executed.k and not any(proposal.tokens for proposal in proposals):
+            executed, reason = executed.without_speculation(), "no_proposal"
+        drafter = executed.chain[0]
+        fed = {drafter: proposals} if executed.k else {}
+        proposed, accepted, divergence = [], [], {}
+        for name in executed.chain[1:] or executed.chain:
+            verdicts, rows = verify(pool, state, name, proposals, meter)
+            if executed.k:
+                proposed.append(sum(len(proposal.tokens) for proposal in proposals))
+                accepted.append(sum(verdict.num_accepted for verdict in verdicts))
+                if state.measure_divergence:
+                    divergence[f"{drafter}>{name}"] = diverge(state, proposals, verdicts, rows)
+            fed[name] = proposals
+            proposals = [verdict.emitted for verdict in verdicts]
+            drafter = name
     committed = commit(state, proposals)
     for name, shared in fed.items():
         roll_back(state, name, shared, committed)
@@ -228,6 +238,19 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
         draft_entropy=entropy,
         finish_reasons=tuple(state.finish_reasons),
     )
+
+
+@contextlib.contextmanager
+def undone_on_error(state: DecodeState) -> Iterator[None]:
+    """Rolls every memory back to committed tokens when what runs inside fails."""
+    try:
+        yield
+    except BaseException:
+        for memory in state.memories.values():
+            ends = [len(tokens) - 1 for tokens in state.tokens]
+            memory.keep([min(end, memory.num_valid(row)) for row, end in enumerate(ends)])
+            memory.scrub()
+        raise
 
 
 def probe_baseline(
@@ -289,6 +312,7 @@ def draft_model(
     drawn: list[list[int]] = [[] for _ in fed]
     laws: list[list[torch.Tensor]] = [[] for _ in fed]
     logits_kept: list[list[torch.Tensor]] = [[] for _ in fed]
+    active = [row for row in range(len(fed)) if state.is_active(row)]
     entropy = 0.0
     for index in range(k):
         logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
@@ -296,9 +320,9 @@ def draft_model(
         last = torch.tensor([max(len(row) - 1, 0) for row in fed], device=logits_BTV.device)
         logits_BV = logits_BTV[torch.arange(len(fed), device=logits_BTV.device), last]
         if index == 0:
-            entropy = mean_entropy(logits_BV)
+            entropy = mean_entropy(logits_BV[active])
         best = best_tokens(logits_BV, member.name)
-        for row in filter(state.is_active, range(len(fed))):
+        for row in active:
             params = state.requests[row].sampling
             if params.is_greedy:
                 drawn[row].append(best[row])
@@ -321,7 +345,8 @@ def stack(rows: list[torch.Tensor]) -> torch.Tensor | None:
 
 def mean_entropy(logits_BV: torch.Tensor) -> float:
     """Mean entropy in nats of the laws behind logits, at temperature 1."""
-    log_probs_BV = logits_BV.float().log_softmax(dim=-1)
+    # A token of no mass has a log of minus infinity, and 0 times that is not a number.
+    log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
     return float(-(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean())
 
 
@@ -396,7 +421,7 @@ def pending(
     """Committed tokens each row's memory lacks, short enough to ride with the proposal.
 
     What does not fit the window beside ``extra`` more tokens is eaten first, in catch-up forwards
-    of the window's width.
+    of the window's width (without exact mode, as wide as the memory's slots allow).
 
     Returns:
         The pending tokens of each row (none for a row that has ended), and how many tokens among
@@ -415,7 +440,8 @@ def pending(
         ]
         if not late:
             return missing, sum(max(len(tokens) - 1, 0) for tokens in missing)
-        size = window if state.exact else PREFILL_CHUNK
+        room = memory.num_slots - max(map(len, memory.row_slots))
+        size = window if state.exact else min(PREFILL_CHUNK, room)
         fed = [tokens[:-1][:size] if row in late else [] for row, tokens in enumerate(missing)]
         width = window if state.exact else None
         meter.forward(member, memory, fed, "catchup", width, sum(map(len, fed)))

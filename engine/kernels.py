@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -96,7 +97,7 @@ class LeanLlama:
         model: The transformers model; its linears are replaced, so it must not be used after.
     """
 
-    def __init__(self, model: LlamaForCausalLM):
+    def __init__(self, model: Any):
         config = model.config
         self.eps = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
@@ -170,7 +171,7 @@ class LeanLlama:
 class LeanLayer:
     """One decoder layer's weights, fused and packed; the original linears are let go."""
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, layer: Any):
         attention, mlp = layer.self_attn, layer.mlp
         self.attention_norm = layer.input_layernorm.weight
         self.mlp_norm = layer.post_attention_layernorm.weight

@@ -68,11 +68,16 @@ class ModelPool:
             raise ValueError(
                 f"members: one must be the target model {target!r}; got {list(self.members)}"
             )
-        self.chains = tuple(self.check_chain(chain) for chain in chains or self.default_chains())
+        wanted_chains = self.default_chains() if chains is None else chains
+        self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
         check_vocabularies([m for m in members if isinstance(m, ModelMember)])
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)
         self.window = -(-wanted // WINDOW_ROUNDING) * WINDOW_ROUNDING
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelPool:
+        """The pool itself: it keeps nothing of a request, and packed weights cannot be copied."""
+        return self
 
     def default_chains(self) -> list[tuple[str, ...]]:
         """Each drafter before the target; then each drafter, a later model, and the target."""
@@ -82,7 +87,7 @@ class ModelPool:
             for first, middle in itertools.combinations(drafters, 2)
             if self.members[middle].is_neural
         ]
-        return [(name, self.target) for name in drafters] + staged
+        return [*((name, self.target) for name in drafters), *staged]
 
     def check_chain(self, chain: tuple[str, ...]) -> tuple[str, ...]:
         """The chain, when it is legal in this pool.
@@ -170,8 +175,6 @@ class ModelPool:
 
         Only as many tokens are decoded as can hold the longest stop string.
         """
-        if self.tokenizer is None:
-            raise ValueError("stop: stop strings need a pool with a tokenizer")
         tail = max(len(text.encode()) for text in stop) + 4
         decoded = self.tokenizer.decode(output[-tail:])
         return any(text in decoded for text in stop)
@@ -201,7 +204,7 @@ def check_k_values(k_values: Sequence[int]) -> tuple[int, ...]:
         ValueError: If there is none, or one is not a positive integer.
     """
     values = tuple(sorted(set(k_values)))
-    if not values or values[0] < 1:
+    if not values or values[0] < 1 or not all(isinstance(value, int) for value in values):
         raise ValueError(f"k_values: must be integers >= 1 (K = 0 is always there); got {k_values}")
     return values
 

@@ -5,15 +5,27 @@ Tiny random models are real transformers models of the full code path, only smal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import CausalLMOutput
 
+from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+from specgym.engine.timing import CountingClock
+from specgym.engine.types import Plan, StepResult
 
 SPECIAL_TOKENS = ("<unk>", "<eos>")
 CHARACTERS = (  # the commonest first; all of printable ASCII
@@ -119,6 +131,93 @@ def tiny_pool(
         eos_ids=eos_ids,
         name="tiny",
     )
+
+
+class TableLM(PreTrainedModel):
+    """A causal LM whose logits are the row of a table at the last token: its law is known exactly.
+
+    Args:
+        logits_VV: Entry [last token, next token].
+        max_position_embeddings: The context limit.
+    """
+
+    def __init__(self, logits_VV: torch.Tensor, max_position_embeddings: int = 512):
+        config = PreTrainedConfig()
+        config.vocab_size = logits_VV.shape[-1]
+        config.num_hidden_layers = 1
+        config.max_position_embeddings = max_position_embeddings
+        super().__init__(config)
+        self.logits_VV = nn.Parameter(logits_VV.clone(), requires_grad=False)
+        self.eval()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        cache: object = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+    ) -> CausalLMOutput:
+        """Logits [B, T, V]; what a table has no use for is taken as any other model takes it."""
+        return CausalLMOutput(logits=self.logits_VV[input_ids[:, -logits_to_keep:]])
+
+
+def table_pool(
+    tables: Sequence[torch.Tensor],
+    *,
+    k_values: Sequence[int] = DEFAULT_K_VALUES,
+    eos_ids: Sequence[int] = (),
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> ModelPool:
+    """Prompt lookup and one ``TableLM`` per table, cheapest first: ``draft``, ``mid``, ``target``.
+
+    Args:
+        tables: The target's logits last, drafters' before; at most three.
+        k_values: Numbers of drafted tokens that plans may ask for.
+        eos_ids: Token ids that end a text.
+        tokenizer: The tokenizer of the tables' ids.
+    """
+    names = (*("draft", "mid")[: len(tables) - 1], "target")
+    members = [ModelMember(name, TableLM(table)) for name, table in zip(names, tables, strict=True)]
+    return ModelPool(
+        [NGramMember(), *members],
+        k_values=k_values,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        name="table",
+    )
+
+
+def random_plans(pool: ModelPool, seed: int) -> Callable[[DecodeState], Plan]:
+    """A chooser of plans for ``decode``: any of the pool's, anew at every step."""
+    rng, plans = random.Random(seed), pool.plans()
+    return lambda state: rng.choice(plans)
+
+
+def decode(
+    pool: ModelPool,
+    requests: Sequence[DecodeRequest],
+    pick: Callable[[DecodeState], Plan] | None = None,
+    *,
+    exact: bool = True,
+) -> tuple[DecodeState, list[StepResult]]:
+    """The state after its last step, and every step's result; memories are checked at each.
+
+    Args:
+        pool: The members.
+        requests: One per row of the batch.
+        pick: Chooses each step's plan; None never speculates (plain decoding).
+        exact: See ``start``.
+    """
+    clock, results = CountingClock(), []
+    state = start(pool, requests, clock, exact=exact)
+    while not state.is_finished:
+        plan = Plan((pool.target,), 0) if pick is None else pick(state)
+        results.append(decode_step(pool, state, plan, clock))
+        for memory in state.memories.values():
+            memory.check_integrity()
+    return state, results
 
 
 def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import torch
 NO_SPECULATION_NAME = "none"
 
 
-class EngineFault(RuntimeError):
+class EngineFault(RuntimeError):  # noqa: N818 (a fault, in the sense of the design)
     """A fault inside the engine (for example NaN logits), named where it arose."""
 
 

@@ -30,7 +30,7 @@ def law(logits_NV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 def sample(law_V: torch.Tensor, generator: torch.Generator) -> int:
     """One token drawn from a law (which need not be normalised)."""
-    return int(torch.multinomial(law_V, 1, generator=generator))
+    return int(torch.multinomial(law_V.cpu(), 1, generator=generator))
 
 
 def accept_greedy(proposal: Proposal, best: list[int]) -> Verdict:
@@ -88,5 +88,6 @@ def residual(p_V: torch.Tensor, q_V: torch.Tensor) -> torch.Tensor:
 
 
 def total_variation(p_NV: torch.Tensor, q_NV: torch.Tensor) -> float:
-    """Mean over rows of D_TV(p, q) = 1/2 sum |p - q|. Source: SpecRouter, Eq. 5."""
-    return float((p_NV - q_NV).abs().sum(dim=-1).mean() / 2)
+    """Mean over rows of D_TV(p, q) = 1/2 sum |p - q|, in 0..1. Source: SpecRouter, Eq. 5."""
+    distances_N = (p_NV - q_NV).abs().sum(dim=-1) / 2
+    return float(distances_N.clamp_max(1.0).mean())  # rounding can pass 1 where laws are disjoint

@@ -126,7 +126,7 @@ class Progressed:
 
     records: dict[str, list[RequestRecord]]
     states: dict[str, Any] = dataclasses.field(default_factory=dict)
-    baselines: dict[str, Any] = dataclasses.field(default_factory=dict)
+    baselines: dict[bool, Any] = dataclasses.field(default_factory=dict)
     steps_size: int = 0
 
     @property

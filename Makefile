@@ -1,0 +1,44 @@
+# make demo | test | check | bench | wheel: each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := engine envs agents baselines runs
+
+.PHONY: demo test check lint types bench wheel clean
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "specgym needs Python 3.11 or newer; say which with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	$(BIN)/specgym compare --recipe demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy cannot follow an editable install whose folders have other names: it gets links.
+types: $(INSTALLED)
+	mkdir -p build/typecheck/specgym
+	for package in $(PACKAGES); do ln -sfn ../../../$$package build/typecheck/specgym/$$package; done
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/specgym bench decode --json build/bench-decode.json
+
+wheel: $(INSTALLED)
+	rm -rf build/lib build/bdist.* dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist
