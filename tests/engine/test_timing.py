@@ -13,7 +13,7 @@ from specgym.engine.types import Plan
 
 def timeline(pool, seed, clock):
     """When every step of a request ended."""
-    state, plans, ends = start(pool, [DecodeRequest((1, 2, 1), 40)], clock), None, []
+    state, ends = start(pool, [DecodeRequest((1, 2, 1), 40)], clock), []
     plans = random_plans(pool, seed)
     while not state.is_finished:
         decode_step(pool, state, plans(state), clock)
