@@ -61,9 +61,9 @@ def test_eos_ends_the_output_in_every_slot_of_a_block(counter, chain, k):
 def test_any_token_of_the_plain_output_declared_eos_ends_it_there(pool, chain):
     prompt = (1, 2, 3, 1, 2)
     full = decode(pool, [DecodeRequest(prompt, 24)])[0].output()
-    for eos in sorted(set(full)):
+    for eos in list(dict.fromkeys(full))[:6]:
         expected = full[: full.index(eos) + 1]
-        for k in (1, 3, 8):
+        for k in (2, 8):
             request = DecodeRequest(prompt, 24, eos_ids=frozenset({eos}))
             state, _ = decode(pool, [request], always(Plan(chain, k)))
             assert state.output() == expected
@@ -206,14 +206,17 @@ def test_stop_strings_that_cannot_work_are_refused_before_decoding(pool):
 LIMIT, K = 64, 8
 
 
+@pytest.fixture(scope="module")
+def narrow():
+    return tiny_pool(3, k_values=range(1, K + 1), max_position_embeddings=LIMIT)
+
+
 @pytest.mark.parametrize("room", [1, K, K + 1, K + 2, K + 3])
 @pytest.mark.parametrize("chain", CHAINS, ids=">".join)
-def test_the_context_ends_a_text_at_its_last_position(chain, room):
+def test_the_context_ends_a_text_at_its_last_position(pool, narrow, chain, room):
     """exllamav2#274: prompts of max - 1, max - K, max - K - 1 tokens and around."""
     prompt = tuple((7 * i) % 61 for i in range(LIMIT - room))
-    wide = tiny_pool(3, k_values=range(1, K + 1))
-    narrow = tiny_pool(3, k_values=range(1, K + 1), max_position_embeddings=LIMIT)
-    expected = decode(wide, [DecodeRequest(prompt, room)])[0].output()
+    expected = decode(pool, [DecodeRequest(prompt, room)])[0].output()
     for exact in (True, False):
         state, _ = decode(narrow, [DecodeRequest(prompt, 40)], always(Plan(chain, K)), exact=exact)
         assert state.output() == expected

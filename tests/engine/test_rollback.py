@@ -57,7 +57,7 @@ def drafts(monkeypatch):
 
 @pytest.mark.parametrize(
     ("chain", "k"),
-    [(("draft", "target"), k) for k in range(1, 9)] + [(CHAINS[-1], k) for k in (1, 3, 8)],
+    [(("draft", "target"), k) for k in range(1, 9)] + [(CHAINS[-1], k) for k in (1, 4)],
 )
 def test_a_copy_of_the_target_is_accepted_in_full_round_after_round(copies, chain, k):
     """vllm#9730, mlxcel#994: nothing missing or stale in a drafter's memory at any K."""

@@ -43,7 +43,7 @@ def test_a_tiny_pools_drafters_agree_in_part():
     pool = tiny_pool(3)
     for name, least, most in (("draft", 0.05, 0.95), ("mid", 0.3, 0.99)):
         plans = [plan for plan in pool.plans() if plan.chain == (name, "target") and plan.k == 3]
-        _, results = decode(pool, [DecodeRequest((1, 2, 3), 200)], lambda state: plans[0])  # noqa: B023
+        _, results = decode(pool, [DecodeRequest((1, 2, 3), 80)], lambda state: plans[0])  # noqa: B023
         rate = sum(r.num_accepted for r in results) / sum(r.num_drafted for r in results)
         assert least < rate < most
 
