@@ -103,7 +103,7 @@ def demo() -> CompareConfig:
         controllers=ALL_CONTROLLERS,
         workload="all-4",
         num_requests=12,
-        train_steps=3072,
+        train_steps=2560,
         max_new_tokens=128,
         name="demo",
         overwrite=True,
@@ -134,6 +134,11 @@ class Progressed:
     def num_rounds(self) -> int:
         """Finished requests."""
         return min(map(len, self.records.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the finished requests: TensorBoard's steps, the same for all controllers."""
+        return sum(record.tokens for record in self.records["none"][: self.num_rounds])
 
 
 class Comparison:
@@ -235,7 +240,7 @@ class Comparison:
             scalars["spec/slowdown_worst"] = max(
                 ours.seconds / theirs.seconds for theirs, ours in zip(none, records, strict=True)
             )
-            self.boards[name].scalars(scalars, index + 1)
+            self.boards[name].scalars(scalars, self.done.num_tokens)
         self.done.steps_size = steps_size
         self.done.states = {
             name: (controller.state_dict(), self.envs[name].observer.statistics())
@@ -262,7 +267,7 @@ class Comparison:
         steps_path = self.folder / STEPS_FILE
         steps_path.touch()
         os.truncate(steps_path, self.done.steps_size)
-        first = self.done.num_rounds + 1
+        first = self.done.num_tokens + 1
         self.boards = {name: Board(self.folder / slug(name), first) for name in self.envs}
         for name, board in self.boards.items():
             board.hyperparameters({"controller": name} | dataclasses.asdict(self.config))

@@ -140,7 +140,7 @@ def test_stopped_comparison_goes_on_to_the_same_results(command, tmp_path, monke
     ]
     assert sorted(lines[0]) == sorted(lines[1])
     steps = [step for step, _ in scalars(tmp_path / "halted" / "ucb")["spec/utility"]]
-    assert steps == [1, 2, 3]
+    assert steps == [24, 48, 72]
 
 
 def test_finished_run_is_not_touched_without_being_asked(command, tmp_path, capsys):
