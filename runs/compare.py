@@ -8,16 +8,13 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
-from specgym.engine.decoding import DecodeRequest, start
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
@@ -26,6 +23,7 @@ from specgym.runs.board import Board, step_scalars
 from specgym.runs.controllers import make_controller
 from specgym.runs.folder import check_same_config, open_run
 from specgym.runs.loop import Controller, RequestRecord, run_request
+from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
     describe_machine,
@@ -43,7 +41,6 @@ STEPS_FILE = "steps.jsonl"
 STATE_FILE = "state.pkl"
 TRAINING_FOLDER = "ppo-training"
 FAST = "none (fast)"
-NEAR_TIE_BOUND = {torch.bfloat16: 0.5, torch.float32: 1e-3}  # logits; ENGINE: bf16 moves by 0.5
 ALL_CONTROLLERS = (
     "none",
     "static:ngram@4",
@@ -286,39 +283,14 @@ class Comparison:
             "exact": self.config.exact,
             "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
             "exact_over_fast": seconds_per_token(none) / seconds_per_token(fast),
-            "lossless": self.check_lossless(records),
+            "lossless": check_lossless(
+                self.pool,
+                self.requests[1:],
+                none,
+                [records[name] for name in self.names],
+                exact=self.config.exact,
+            ),
         }
-
-    def check_lossless(self, records: dict[str, list[RequestRecord]]) -> dict[str, Any]:
-        """Compares every text with plain decoding's; first differences are near-ties or wrong."""
-        bound = NEAR_TIE_BOUND.get(self.pool.model(self.pool.target).dtype, 1e-3)
-        counts = {"checked": 0, "identical": 0, "near_ties": 0, "mismatches": 0}
-        for name in self.names:
-            for request, plain, ours in zip(
-                self.requests[1:], records["none"], records[name], strict=False
-            ):
-                counts["checked"] += 1
-                if plain.output == ours.output:
-                    counts["identical"] += 1
-                elif self.top_gap(request, plain.output, ours.output) <= bound:
-                    counts["near_ties"] += 1
-                else:
-                    counts["mismatches"] += 1
-        return counts | {"near_tie_bound": bound}
-
-    def top_gap(self, request: Request, plain: Sequence[int], ours: Sequence[int]) -> float:
-        """Plain decoding's top-2 logit gap where two texts first differ."""
-        pairs = zip(plain, ours, strict=False)
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if first is None:
-            return float("inf")  # one text is cut short: never a matter of rounding
-        prompt = (*self.pool.encode(request.prompt), *plain[:first])
-        state = start(self.pool, [DecodeRequest(prompt, 1)], self.clock, exact=self.config.exact)
-        member = self.pool.model(self.pool.target)
-        logits = member.forward(state.memories[member.name], [prompt[-1:]])
-        assert logits is not None
-        top = logits[0, -1].float().topk(2).values
-        return float(top[0] - top[1])
 
     def close(self) -> None:
         """Finishes the event files."""
