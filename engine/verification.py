@@ -23,7 +23,8 @@ def law(logits_NV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True, stable=True)
         probs_NV = sorted_NV.softmax(dim=-1)
         before_NV = probs_NV.cumsum(dim=-1) - probs_NV
-        cut_NV = (before_NV >= params.top_p).scatter(-1, order_NV, before_NV >= params.top_p)
+        beyond_NV = before_NV >= params.top_p
+        cut_NV = beyond_NV.scatter(-1, order_NV, beyond_NV)
         scores_NV = scores_NV.masked_fill(cut_NV, -torch.inf)
     return scores_NV.softmax(dim=-1)
 
