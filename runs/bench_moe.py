@@ -1,0 +1,386 @@
+"""``specgym bench moe``: what verifying costs a mixture, and which static K pays where.
+
+The table behind Figures 4 and 5 of Cascade (arXiv 2506.20675), on this machine's clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.members import ModelMember
+from specgym.engine.moe import hook_experts
+from specgym.engine.pool import MIXTURE_POOL, ModelPool, load_pool, parse_pool
+from specgym.engine.sources import load_source
+from specgym.engine.timing import WallClock
+from specgym.engine.types import Plan
+from specgym.envs.workloads import Request, get_workload
+from specgym.runs.bench import alternate, row
+from specgym.runs.results import describe_machine
+from specgym.runs.settings import DTYPES, PoolSettings
+
+NUM_VERIFIED = tuple(range(1, 9))
+STATIC_K = tuple(range(1, 8))
+CONTEXT = 96  # tokens in front of the timed windows
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeBench(PoolSettings):
+    """Milliseconds and unique experts against tokens verified, and utility of static K.
+
+    Attributes:
+        dense: The pool with the dense target to compare with.
+        experts: Experts of the built-in mixture.
+        top_k: Experts that each token visits.
+        repeats: Alternated repeats of every timed forward.
+        workloads: Workloads to decode with every static K.
+        requests: Requests of each.
+        new_tokens: Tokens decoded per request and K.
+        json: Where the numbers are written.
+        plot: Where a picture of them is written (its ending says the format).
+    """
+
+    pool: str = MIXTURE_POOL
+    exact: bool = False
+    dense: str = "smollm2"
+    experts: int = 8
+    top_k: int = 2
+    repeats: int = 9
+    workloads: tuple[str, ...] = ("code", "math", "extract", "chat")
+    requests: int = 2
+    new_tokens: int = 48
+    json: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.requests < 1 or self.new_tokens < 1:
+            raise ValueError(
+                f"repeats, requests and new_tokens: must be >= 1; "
+                f"got {self.repeats}, {self.requests} and {self.new_tokens}"
+            )
+
+    @property
+    def mixture(self) -> str:
+        """The pool with the mixture, its numbers of experts spelled out."""
+        if self.pool != MIXTURE_POOL:
+            return self.pool
+        return f"{MIXTURE_POOL}:experts={self.experts}:top-k={self.top_k}"
+
+
+def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
+    """Rows and ratios of ``specgym bench moe``.
+
+    Raises:
+        ValueError: If the pool's target is no mixture of experts.
+    """
+    console.print("experts alone: ours against transformers' own")
+    experts = bench_experts(config)
+    console.print("loading both pools")
+    pools = {"dense": make_pool(config, config.dense), "moe": make_pool(config, config.mixture)}
+    if pools["moe"].model("target").experts is None:
+        raise ValueError(f"pool: the target of {config.pool!r} is no mixture of experts")
+    console.print(f"forwards of {NUM_VERIFIED[0]} to {NUM_VERIFIED[-1]} tokens")
+    forwards = bench_forwards(config, pools)
+    utilities = bench_utility(config, pools, console)
+    return {
+        "rows": [*forwards, *experts, *utilities],
+        "ratios": {
+            "moe_4_over_1": median_of(forwards, "moe", 4) / median_of(forwards, "moe", 1),
+            "dense_4_over_1": median_of(forwards, "dense", 4) / median_of(forwards, "dense", 1),
+            "dispatch_over_transformers": statistics.geometric_mean(
+                median_of(experts, "transformers", n) / median_of(experts, "ours", n)
+                for n in NUM_VERIFIED
+            ),
+        },
+        "pools": {name: pool.name for name, pool in pools.items()},
+        "machine": describe_machine(),
+    }
+
+
+def make_pool(config: MoeBench, spec: str) -> ModelPool:
+    """A pool that can draft up to the largest static K."""
+    chains = [tuple(chain.split(">")) for chain in config.chains] or None
+    dtype = DTYPES[config.dtype]
+    return load_pool(spec, k_values=STATIC_K, chains=chains, device=config.device, dtype=dtype)
+
+
+def median_of(rows: Sequence[dict[str, Any]], target: str, num_tokens: int) -> float:
+    """The median of the row of this target and number of tokens."""
+    found = [r for r in rows if r["target"] == target and r["tokens"] == num_tokens]
+    assert len(found) == 1
+    return float(found[0]["median"])
+
+
+def sample_text(pool: ModelPool, num_tokens: int) -> list[int]:
+    """Token ids of ordinary text: the first built-in prompts one after the other."""
+    text: list[int] = []
+    for request in get_workload("all").requests:
+        text += pool.tokenizer.encode(request.prompt + "\n\n", add_special_tokens=False)
+        if len(text) >= num_tokens:
+            break
+    assert len(text) >= num_tokens
+    return text[:num_tokens]
+
+
+def bench_forwards(config: MoeBench, pools: dict[str, ModelPool]) -> list[dict[str, Any]]:
+    """Rows of milliseconds and unique experts per target and number of tokens verified."""
+    text = sample_text(pools["moe"], CONTEXT + NUM_VERIFIED[-1])
+    experts: dict[tuple[str, int], list[float]] = {}
+    runs = {}
+    for name, pool in pools.items():
+        member = pool.model(pool.target)
+        for num_tokens in NUM_VERIFIED:
+            loads = experts.setdefault((name, num_tokens), [])
+            runs[name, num_tokens] = timed_forward(config, pool, member, text, num_tokens, loads)
+    seconds = alternate(runs, config.repeats)
+    rows = []
+    for (name, num_tokens), values in seconds.items():
+        shape = pools[name].model(pools[name].target).experts
+        entry = row(f"{name}, {num_tokens} tokens", [1e3 * each for each in values], "ms")
+        entry |= {"target": name, "tokens": num_tokens}
+        if shape is not None:
+            entry["unique_experts"] = statistics.mean(experts[name, num_tokens])
+            entry["expected_unique"] = shape.expected_unique(num_tokens)
+        rows.append(entry)
+    return rows
+
+
+def timed_forward(
+    config: MoeBench,
+    pool: ModelPool,
+    member: ModelMember,
+    text: list[int],
+    num_tokens: int,
+    loads: list[float],
+) -> Callable[[], float]:
+    """A forward of so many tokens of a text, at another place each time; it returns seconds."""
+    clock = WallClock(member.device)
+    length = CONTEXT + pool.window
+    memory = member.new_memory(1, length, length if config.exact else None)
+    member.forward(memory, [text[:CONTEXT]], need_logits=False)
+    width = pool.window if config.exact else None
+
+    def run() -> float:
+        first = memory.num_valid(0)
+        fed = [text[first : first + num_tokens]]
+        started = clock.now()
+        member.forward(memory, fed, width)
+        seconds = clock.now() - started
+        if member.unique_experts:
+            loads.append(statistics.mean(member.unique_experts))
+        memory.keep([max(first - 3, CONTEXT // 2)])
+        return seconds
+
+    return run
+
+
+@dataclasses.dataclass
+class ExpertInputs:
+    """What a layer's experts were given in a forward: hidden states, choices, weights."""
+
+    experts: Any
+    rows_NH: torch.Tensor
+    chosen_NK: torch.Tensor
+    weights_NK: torch.Tensor
+
+    def run(self, num_tokens: int) -> torch.Tensor:
+        """The experts' output for the first so many tokens."""
+        given = (self.rows_NH, self.chosen_NK, self.weights_NK)
+        return self.experts(*(each[:num_tokens] for each in given))
+
+
+def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
+    """Rows of milliseconds for the experts of all layers, as transformers runs them and as we do.
+
+    Both get the same weights, and the hidden states and choices of a real text.
+    """
+    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype] or torch.bfloat16
+    theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
+    text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
+    inputs = {"transformers": capture_experts(theirs.model, text)}
+    hook_experts(ours.model)
+    hooked = [module for module in ours.model.modules() if hasattr(module, "dispatch")]
+    inputs["ours"] = [
+        dataclasses.replace(layer, experts=experts)
+        for layer, experts in zip(inputs["transformers"], hooked, strict=True)
+    ]
+    clock = WallClock(config.device)
+
+    def timed(layers: list[ExpertInputs], num_tokens: int) -> Callable[[], float]:
+        @torch.inference_mode()
+        def run() -> float:
+            started = clock.now()
+            for layer in layers:
+                layer.run(num_tokens)
+            return clock.now() - started
+
+        return run
+
+    runs = {(name, n): timed(layers, n) for name, layers in inputs.items() for n in NUM_VERIFIED}
+    return [
+        row(f"experts by {name}, {n} tokens", [1e3 * each for each in values], "ms")
+        | {"target": name, "tokens": n}
+        for (name, n), values in alternate(runs, config.repeats).items()
+    ]
+
+
+@torch.inference_mode()
+def capture_experts(model: Any, text: list[int]) -> list[ExpertInputs]:
+    """What the experts of every layer are given when the model reads a text."""
+    captured: list[ExpertInputs] = []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, given: captured.append(ExpertInputs(module, *given))
+        )
+        for module in model.modules()
+        if hasattr(module, "has_post_expert_norm")
+    ]
+    model(torch.tensor([text], device=model.device))
+    for hook in hooks:
+        hook.remove()
+    return captured
+
+
+def bench_utility(
+    config: MoeBench, pools: dict[str, ModelPool], console: Console
+) -> list[dict[str, Any]]:
+    """Rows of the utility of every static K, per target, workload and drafter.
+
+    Utility is tokens per second over those of K = 0 on the same requests, alternated.
+    """
+    rows = []
+    for target, pool in pools.items():
+        plans = [p for p in pool.plans() if p.num_verifiers < 2]
+        for workload in config.workloads:
+            console.print(f"static K on {target}: {workload}")
+            totals = {plan: StaticTotals() for plan in plans}
+            requests = get_workload(workload).select(config.requests, seed=0)
+            decode_static(pool, plans[0], requests[0], config, StaticTotals())  # warms up
+            for index, request in enumerate(requests):
+                shift = index * len(plans) // len(requests)
+                for plan in plans[shift:] + plans[:shift]:
+                    decode_static(pool, plan, request, config, totals[plan])
+            rows += utility_rows(target, workload, totals)
+    return rows
+
+
+@dataclasses.dataclass
+class StaticTotals:
+    """What decoding under one static plan added up to."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    iterations: int = 0
+    unique_experts: list[float] = dataclasses.field(default_factory=list)
+
+
+def decode_static(
+    pool: ModelPool, plan: Plan, request: Request, config: MoeBench, totals: StaticTotals
+) -> None:
+    """Decodes a request under one plan and adds what it took to the totals."""
+    clock = WallClock(pool.model(pool.target).device)
+    decode_request = DecodeRequest(pool.encode(request.prompt), config.new_tokens)
+    state = start(pool, [decode_request], clock, exact=config.exact)
+    while not state.is_finished:
+        result = decode_step(pool, state, plan, clock)
+        totals.tokens += result.num_tokens
+        totals.seconds += result.seconds
+        totals.iterations += 1
+        totals.unique_experts.append(statistics.mean(result.forwards[-1].unique_experts or (0,)))
+
+
+def utility_rows(
+    target: str, workload: str, totals: dict[Plan, StaticTotals]
+) -> list[dict[str, Any]]:
+    """One row per drafter and K; K = 0 is each drafter's first."""
+    plain_plan, *speculative = totals
+    plain = totals[plain_plan]
+    rows = []
+    for drafter in dict.fromkeys(plan.chain[0] for plan in speculative):
+        for plan in (plain_plan, *(each for each in speculative if each.chain[0] == drafter)):
+            total = totals[plan]
+            utility = total.tokens / total.seconds / (plain.tokens / plain.seconds)
+            rows.append(
+                {
+                    "name": f"{target}, {workload}: {drafter}@{plan.k}",
+                    "unit": "x",
+                    "target": target,
+                    "workload": workload,
+                    "drafter": drafter,
+                    "k": plan.k,
+                    "utility": utility,
+                    "tokens_per_iteration": total.tokens / total.iterations,
+                    "unique_experts": statistics.mean(total.unique_experts),
+                }
+            )
+    return rows
+
+
+def show_moe(report: dict[str, Any]) -> None:
+    """Prints the tables and ratios of a report."""
+    console = Console()
+    timed = [r for r in report["rows"] if "tokens" in r]
+    table = Table("tokens", *(str(n) for n in NUM_VERIFIED), title="ms per forward")
+    for name in dict.fromkeys(r["name"].rsplit(",", 1)[0] for r in timed):
+        mine = [r for r in timed if r["name"].rsplit(",", 1)[0] == name]
+        table.add_row(name, *(f"{r['median']:.1f}" for r in mine))
+        for key in ("unique_experts", "expected_unique"):
+            if key in mine[0]:
+                label = f"{name}: {key.replace('_', ' ')}"
+                table.add_row(label, *(f"{r[key]:.1f}" for r in mine))
+    console.print(table)
+    table = Table("static K", "0", *map(str, STATIC_K), title="utility")
+    static = [r for r in report["rows"] if "k" in r]
+    for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in static):
+        mine = [r for r in static if (r["target"], r["workload"], r["drafter"]) == group]
+        table.add_row(", ".join(group), *(f"{r['utility']:.2f}" for r in mine))
+    console.print(table)
+    for name, ratio in report["ratios"].items():
+        console.print(f"{name}: {ratio:.4f}")
+
+
+def plot_moe(report: dict[str, Any], path: Path) -> None:
+    """Draws a report: cost of verifying on the left, utility of static K on the right."""
+    from matplotlib.figure import Figure
+
+    static = [r for r in report["rows"] if "k" in r]
+    workloads = list(dict.fromkeys(r["workload"] for r in static))
+    figure = Figure(figsize=(4 * (1 + math.ceil(len(workloads) / 2)), 7), layout="constrained")
+    axes = figure.subplots(2, 1 + math.ceil(len(workloads) / 2), squeeze=False)
+    plot_forwards(axes[0, 0], axes[1, 0], [r for r in report["rows"] if "tokens" in r])
+    for place, workload in zip(axes[:, 1:].T.flat, workloads, strict=False):
+        for key in dict.fromkeys((r["target"], r["drafter"]) for r in static):
+            mine = [
+                r for r in static if (r["target"], r["drafter"], r["workload"]) == (*key, workload)
+            ]
+            place.plot(
+                [r["k"] for r in mine], [r["utility"] for r in mine], ".-", label=", ".join(key)
+            )
+        place.axhline(1.0, color="grey", linewidth=0.8)
+        place.set(title=workload, xlabel="static K", ylabel="utility")
+        place.legend()
+    figure.suptitle(f"{report['pools']['dense']} and {report['pools']['moe']}")
+    figure.savefig(path)
+
+
+def plot_forwards(top: Any, bottom: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draws milliseconds above, unique experts below, against tokens verified."""
+    for target in ("dense", "moe"):
+        mine = [r for r in rows if r["target"] == target]
+        top.plot([r["tokens"] for r in mine], [r["median"] for r in mine], ".-", label=target)
+    top.set(xlabel="tokens verified", ylabel="ms per forward", ylim=(0, None))
+    top.legend()
+    mixture = [r for r in rows if "unique_experts" in r]
+    for key, label in (("unique_experts", "measured"), ("expected_unique", "independent tokens")):
+        bottom.plot([r["tokens"] for r in mixture], [r[key] for r in mixture], ".-", label=label)
+    bottom.set(xlabel="tokens verified", ylabel="unique experts per layer", ylim=(0, None))
+    bottom.legend()
