@@ -6,17 +6,15 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
-from specgym.engine.decoding import DecodeRequest, start
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
@@ -25,6 +23,7 @@ from specgym.runs.board import Board, step_scalars
 from specgym.runs.controllers import make_controller
 from specgym.runs.folder import check_same_config, open_run
 from specgym.runs.loop import Controller, RequestRecord, run_request
+from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
     describe_machine,
@@ -42,7 +41,6 @@ STEPS_FILE = "steps.jsonl"
 STATE_FILE = "state.pkl"
 TRAINING_FOLDER = "ppo-training"
 FAST = "none (fast)"
-NEAR_TIE_BOUND = {torch.bfloat16: 0.5, torch.float32: 1e-3}  # logits; ENGINE: bf16 moves by 0.5
 ALL_CONTROLLERS = (
     "none",
     "static:ngram@4",
@@ -102,7 +100,7 @@ def demo() -> CompareConfig:
         controllers=ALL_CONTROLLERS,
         workload="all-4",
         num_requests=12,
-        train_steps=3072,
+        train_steps=2560,
         max_new_tokens=128,
         name="demo",
         overwrite=True,
@@ -133,6 +131,11 @@ class Progressed:
     def num_rounds(self) -> int:
         """Finished requests."""
         return min(map(len, self.records.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the finished requests: TensorBoard's steps, the same for all controllers."""
+        return sum(record.tokens for record in self.records["none"][: self.num_rounds])
 
 
 class Comparison:
@@ -235,7 +238,7 @@ class Comparison:
             scalars["spec/slowdown_worst"] = max(
                 ours.seconds / theirs.seconds for theirs, ours in zip(none, records, strict=True)
             )
-            self.boards[name].scalars(scalars, index + 1)
+            self.boards[name].scalars(scalars, self.done.num_tokens)
         self.done.steps_size = steps_size
         self.done.states = {
             name: (controller.state_dict(), self.envs[name].observer.statistics())
@@ -262,7 +265,7 @@ class Comparison:
         steps_path = self.folder / STEPS_FILE
         steps_path.touch()
         os.truncate(steps_path, self.done.steps_size)
-        first = self.done.num_rounds + 1
+        first = self.done.num_tokens + 1
         self.boards = {name: Board(self.folder / slug(name), first) for name in self.envs}
         for name, board in self.boards.items():
             board.hyperparameters({"controller": name} | dataclasses.asdict(self.config))
@@ -281,39 +284,14 @@ class Comparison:
             "exact": self.config.exact,
             "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
             "exact_over_fast": seconds_per_token(none) / seconds_per_token(fast),
-            "lossless": self.check_lossless(records),
+            "lossless": check_lossless(
+                self.pool,
+                self.requests[1:],
+                none,
+                [records[name] for name in self.names],
+                exact=self.config.exact,
+            ),
         }
-
-    def check_lossless(self, records: dict[str, list[RequestRecord]]) -> dict[str, Any]:
-        """Compares every text with plain decoding's; first differences are near-ties or wrong."""
-        bound = NEAR_TIE_BOUND.get(self.pool.model(self.pool.target).dtype, 1e-3)
-        counts = {"checked": 0, "identical": 0, "near_ties": 0, "mismatches": 0}
-        for name in self.names:
-            for request, plain, ours in zip(
-                self.requests[1:], records["none"], records[name], strict=False
-            ):
-                counts["checked"] += 1
-                if plain.output == ours.output:
-                    counts["identical"] += 1
-                elif self.top_gap(request, plain.output, ours.output) <= bound:
-                    counts["near_ties"] += 1
-                else:
-                    counts["mismatches"] += 1
-        return counts | {"near_tie_bound": bound}
-
-    def top_gap(self, request: Request, plain: Sequence[int], ours: Sequence[int]) -> float:
-        """Plain decoding's top-2 logit gap where two texts first differ."""
-        pairs = zip(plain, ours, strict=False)
-        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if first is None:
-            return float("inf")  # one text is cut short: never a matter of rounding
-        prompt = (*self.pool.encode(request.prompt), *plain[:first])
-        state = start(self.pool, [DecodeRequest(prompt, 1)], self.clock, exact=self.config.exact)
-        member = self.pool.model(self.pool.target)
-        logits = member.forward(state.memories[member.name], [prompt[-1:]])
-        assert logits is not None
-        top = logits[0, -1].float().topk(2).values
-        return float(top[0] - top[1])
 
     def close(self) -> None:
         """Finishes the event files."""
@@ -389,5 +367,5 @@ def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None
 
 
 def slug(name: str) -> str:
-    """A controller's name as a folder's."""
-    return "".join(c if c.isalnum() or c in "-_.@=" else "-" for c in name).strip("-")
+    """A controller's name as a folder's: runs of other characters become one hyphen."""
+    return re.sub(r"[^A-Za-z0-9_.@=]+", "-", name).strip("-")

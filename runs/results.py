@@ -109,7 +109,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     title = f"{results['pool']} on {results['workload']}: speed-up over no speculation"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("controller", no_wrap=True)
-    for header in ("total", "95 % interval", "median", "worst", "vs fast", "K=0", "acc.", "decide"):
+    for header in ("total", "95 % CI", "median", "worst", "vs fast", "K=0", "acc.", "ms"):
         table.add_column(header, justify="right", no_wrap=True)
     entries = results["controllers"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
@@ -119,13 +119,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
         table.add_row(
             name,
             f"{entry['speedup']:.3f}",
-            f"{entry['ci95'][0]:.2f} - {entry['ci95'][1]:.2f}",
+            f"{entry['ci95'][0]:.2f}-{entry['ci95'][1]:.2f}",
             f"{request['median']:.2f}",
             f"{request['worst']:.2f}",
             f"{entry['speedup_vs_fast']:.3f}",
             f"{entry['share_k0']['executed']:.0%}",
             f"{entry['mean_accepted']:.2f}",
-            f"{milliseconds:.2f} ms",
+            f"{milliseconds:.2f}",
         )
     return table
 
