@@ -58,8 +58,9 @@ class ModelMember:
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.dtype, self.device = model.dtype, model.device
-        label = getattr(config, "upcycled", None)
-        self.architecture = type(model).__name__ + (f" ({label})" if label else "")
+        self.architecture = type(model).__name__
+        if getattr(config, "upcycled", None):  # nobody trained such a mixture: say what it is
+            self.architecture = f"upcycled {self.architecture}"
         self.frozen_rotaries = freeze_rotaries(name, model)
         self.dispatch = hook_experts(model)
         self.lean = make_lean(model, self.dispatch) if lean else None

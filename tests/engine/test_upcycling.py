@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import load_pool, parse_pool
-from specgym.engine.sources import load_source
+from specgym.engine.sources import is_local, load_source
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
 from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle
 
@@ -142,13 +142,15 @@ def test_a_pool_spec_that_makes_no_sense_is_refused(spec, message):
 def test_a_folder_upcycled_by_a_pool_says_so_everywhere(folder):
     pool = load_pool(f"target=upcycled:4:2:{folder}", dtype=torch.float32)
     assert pool.name.endswith("(upcycled: 4 experts, top-2)")
-    assert "upcycled: 4 experts, top-2" in pool.model("target").architecture
+    assert pool.model("target").architecture == "upcycled MixtralForCausalLM"
     assert pool.chains == (("ngram", "target"),)
     loaded = load_source(f"upcycled:4:2:{folder}", dtype=torch.float32, device="cpu")
     assert loaded.origin.endswith(", upcycled: 4 experts, top-2")
     assert pool.fingerprints == {"target": loaded.fingerprint}
     other = load_source(f"upcycled:4:1:{folder}", dtype=torch.float32, device="cpu")
     assert other.model.config.num_experts_per_tok == 1
+    assert is_local(f"upcycled:4:2:{folder}")
+    assert not is_local("upcycled:4:2:org/name")
     dense = load_source(str(folder), dtype=torch.float32, device="cpu")
     assert len({loaded.fingerprint, dense.fingerprint}) == 2
 
@@ -156,7 +158,8 @@ def test_a_folder_upcycled_by_a_pool_says_so_everywhere(folder):
 def test_a_saved_mixture_keeps_its_label(tmp_path):
     upcycle(tiny_llama(4), Upcycling(4, 2, "tiny")).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert "(upcycled: 4 experts, top-2)" in ModelMember("target", model).architecture
+    assert model.config.upcycled == "upcycled: 4 experts, top-2"
+    assert ModelMember("target", model).architecture == "upcycled MixtralForCausalLM"
 
 
 def test_the_dense_model_is_a_member_only_where_a_chain_names_it(folder):
