@@ -28,6 +28,7 @@ from specgym.runs.settings import DTYPES, PoolSettings
 
 NUM_VERIFIED = tuple(range(1, 9))
 STATIC_K = tuple(range(1, 8))
+THEIRS, OURS = "transformers' experts", "our experts"
 CONTEXT = 96  # tokens in front of the timed windows
 
 
@@ -95,8 +96,7 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
             "moe_4_over_1": median_of(forwards, "moe", 4) / median_of(forwards, "moe", 1),
             "dense_4_over_1": median_of(forwards, "dense", 4) / median_of(forwards, "dense", 1),
             "dispatch_over_transformers": statistics.geometric_mean(
-                median_of(experts, "transformers", n) / median_of(experts, "ours", n)
-                for n in NUM_VERIFIED
+                median_of(experts, THEIRS, n) / median_of(experts, OURS, n) for n in NUM_VERIFIED
             ),
         },
         "pools": {name: pool.name for name, pool in pools.items()},
@@ -204,12 +204,12 @@ def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
     source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype] or torch.bfloat16
     theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
     text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
-    inputs = {"transformers": capture_experts(theirs.model, text)}
+    inputs = {THEIRS: capture_experts(theirs.model, text)}
     hook_experts(ours.model)
     hooked = [module for module in ours.model.modules() if hasattr(module, "dispatch")]
-    inputs["ours"] = [
+    inputs[OURS] = [
         dataclasses.replace(layer, experts=experts)
-        for layer, experts in zip(inputs["transformers"], hooked, strict=True)
+        for layer, experts in zip(inputs[THEIRS], hooked, strict=True)
     ]
     clock = WallClock(config.device)
 
@@ -225,7 +225,7 @@ def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
 
     runs = {(name, n): timed(layers, n) for name, layers in inputs.items() for n in NUM_VERIFIED}
     return [
-        row(f"experts by {name}, {n} tokens", [1e3 * each for each in values], "ms")
+        row(f"{name}, {n} tokens", [1e3 * each for each in values], "ms")
         | {"target": name, "tokens": n}
         for (name, n), values in alternate(runs, config.repeats).items()
     ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -14,25 +15,49 @@ from rich.table import Table
 def show_moe(report: dict[str, Any]) -> None:
     """Prints the tables and ratios of a report."""
     console = Console()
-    timed = [r for r in report["rows"] if "tokens" in r]
-    counts = list(dict.fromkeys(str(r["tokens"]) for r in timed))
-    table = Table("tokens", *counts, title="ms per forward")
-    for name in dict.fromkeys(r["name"].rsplit(",", 1)[0] for r in timed):
-        mine = [r for r in timed if r["name"].rsplit(",", 1)[0] == name]
-        table.add_row(name, *(f"{r['median']:.1f}" for r in mine))
-        for key in ("unique_experts", "expected_unique"):
-            if key in mine[0]:
-                label = f"{name}: {key.replace('_', ' ')}"
-                table.add_row(label, *(f"{r[key]:.1f}" for r in mine))
-    console.print(table)
-    static = [r for r in report["rows"] if "k" in r]
-    table = Table("static K", *dict.fromkeys(str(r["k"]) for r in static), title="utility")
-    for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in static):
-        mine = [r for r in static if (r["target"], r["workload"], r["drafter"]) == group]
-        table.add_row(", ".join(group), *(f"{r['utility']:.2f}" for r in mine))
-    console.print(table)
+    console.print(forward_table([r for r in report["rows"] if "tokens" in r]))
+    console.print(utility_table([r for r in report["rows"] if "k" in r]))
     for name, ratio in report["ratios"].items():
         console.print(f"{name}: {ratio:.4f}")
+
+
+def compact_table(title: str) -> Table:
+    """An empty table that fits 80 columns."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def forward_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Milliseconds and unique experts, a line per number of tokens."""
+    table = compact_table("tokens verified: ms per forward, unique experts per layer")
+    targets = list(dict.fromkeys(r["target"] for r in rows))
+    table.add_column("tokens", justify="right")
+    for target in targets:
+        table.add_column(f"{target} ms", justify="right")
+    for header in ("unique experts", "if independent"):
+        table.add_column(header, justify="right")
+    for count in dict.fromkeys(r["tokens"] for r in rows):
+        mine = {r["target"]: r for r in rows if r["tokens"] == count}
+        experts = next(r for r in mine.values() if "unique_experts" in r)
+        table.add_row(
+            str(count),
+            *(f"{mine[target]['median']:.1f}" for target in targets),
+            f"{experts['unique_experts']:.2f}",
+            f"{experts['expected_unique']:.2f}",
+        )
+    return table
+
+
+def utility_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Utility of every static K, a line per target, workload and drafter."""
+    table = compact_table("utility of static K, tokens per second over those of K = 0")
+    for header in ("target", "workload", "drafter"):
+        table.add_column(header, no_wrap=True)
+    for k in dict.fromkeys(r["k"] for r in rows):
+        table.add_column(f"K={k}", justify="right")
+    for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in rows):
+        mine = [r for r in rows if (r["target"], r["workload"], r["drafter"]) == group]
+        table.add_row(*group, *(f"{r['utility']:.2f}" for r in mine))
+    return table
 
 
 def plot_moe(report: dict[str, Any], path: Path) -> None:
