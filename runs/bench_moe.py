@@ -17,7 +17,7 @@ from rich.console import Console
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.members import ModelMember
 from specgym.engine.moe import hook_experts
-from specgym.engine.pool import MIXTURE_POOL, ModelPool, load_pool, parse_pool
+from specgym.engine.pool import MIXTURE_POOL, ModelPool, default_dtype, load_pool, parse_pool
 from specgym.engine.sources import load_source
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
@@ -69,8 +69,8 @@ class MoeBench(PoolSettings):
 
     @property
     def mixture(self) -> str:
-        """The pool with the mixture, its numbers of experts spelled out."""
-        if self.pool != MIXTURE_POOL:
+        """The pool with the mixture, its numbers of experts spelled out where they are changed."""
+        if self.pool != MIXTURE_POOL or (self.experts, self.top_k) == (8, 2):
             return self.pool
         return f"{MIXTURE_POOL}:experts={self.experts}:top-k={self.top_k}"
 
@@ -85,8 +85,6 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
     experts = bench_experts(config)
     console.print("loading both pools")
     pools = {"dense": make_pool(config, config.dense), "moe": make_pool(config, config.mixture)}
-    if pools["moe"].model("target").experts is None:
-        raise ValueError(f"pool: the target of {config.pool!r} is no mixture of experts")
     console.print(f"forwards of {NUM_VERIFIED[0]} to {NUM_VERIFIED[-1]} tokens")
     forwards = bench_forwards(config, pools)
     utilities = bench_utility(config, pools, console)
@@ -200,12 +198,17 @@ def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
     """Rows of milliseconds for the experts of all layers, as transformers runs them and as we do.
 
     Both get the same weights, and the hidden states and choices of a real text.
+
+    Raises:
+        ValueError: If the pool's target is no mixture of experts.
     """
-    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype] or torch.bfloat16
+    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype]
+    dtype = dtype or default_dtype(config.device)
     theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
     text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
     inputs = {THEIRS: capture_experts(theirs.model, text)}
-    hook_experts(ours.model)
+    if hook_experts(ours.model) is None:
+        raise ValueError(f"pool: the target of {config.pool!r} is no mixture of experts")
     hooked = [module for module in ours.model.modules() if hasattr(module, "dispatch")]
     inputs[OURS] = [
         dataclasses.replace(layer, experts=experts)

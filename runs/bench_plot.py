@@ -66,22 +66,28 @@ def plot_moe(report: dict[str, Any], path: Path) -> None:
 
     static = [r for r in report["rows"] if "k" in r]
     workloads = list(dict.fromkeys(r["workload"] for r in static))
-    figure = Figure(figsize=(4 * (1 + math.ceil(len(workloads) / 2)), 7), layout="constrained")
-    axes = figure.subplots(2, 1 + math.ceil(len(workloads) / 2), squeeze=False)
+    num_columns = 1 + math.ceil(len(workloads) / 2)
+    figure = Figure(figsize=(4 * num_columns, 7), layout="constrained")
+    axes = figure.subplots(2, num_columns, squeeze=False)
     plot_forwards(axes[0, 0], axes[1, 0], [r for r in report["rows"] if "tokens" in r])
-    for place, workload in zip(axes[:, 1:].T.flat, workloads, strict=False):
-        for key in dict.fromkeys((r["target"], r["drafter"]) for r in static):
-            mine = [
-                r for r in static if (r["target"], r["drafter"], r["workload"]) == (*key, workload)
-            ]
-            place.plot(
-                [r["k"] for r in mine], [r["utility"] for r in mine], ".-", label=", ".join(key)
-            )
-        place.axhline(1.0, color="grey", linewidth=0.8)
-        place.set(title=workload, xlabel="static K", ylabel="utility")
-        place.legend()
+    places = list(axes[:, 1:].T.flat)
+    for place, workload in zip(places, workloads, strict=False):
+        plot_utility(place, workload, [r for r in static if r["workload"] == workload])
+    for place in places[len(workloads) :]:
+        place.set_axis_off()
     figure.suptitle(f"{report['pools']['dense']} and {report['pools']['moe']}")
     figure.savefig(path)
+
+
+def plot_utility(place: Any, workload: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Draws a workload's utility of static K, a line per target and drafter."""
+    for group in dict.fromkeys((r["target"], r["drafter"]) for r in rows):
+        mine = [r for r in rows if (r["target"], r["drafter"]) == group]
+        ks, values = [r["k"] for r in mine], [r["utility"] for r in mine]
+        place.plot(ks, values, ".-", label=", ".join(group))
+    place.axhline(1.0, color="grey", linewidth=0.8)
+    place.set(title=workload, xlabel="static K", ylabel="utility", ylim=(0, None))
+    place.legend()
 
 
 def plot_forwards(top: Any, bottom: Any, rows: Sequence[dict[str, Any]]) -> None:
