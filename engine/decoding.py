@@ -160,7 +160,9 @@ class Meter:
         self.clock.charge(member.clock_cost, width)
         num_tokens = sum(map(len, fed))
         seconds = self.clock.now() - started
-        self.costs.append(ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds))
+        experts = member.unique_experts
+        cost = ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds, experts)
+        self.costs.append(cost)
         return logits
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MixtralForCausalLM
 
 from specgym.engine.cache import MaskedKVCache
 
@@ -81,9 +81,12 @@ def pack_linears(model: nn.Module) -> int:
     return count
 
 
-def is_lean(model: nn.Module) -> bool:
-    """Whether ``LeanLlama`` computes this model: a plain Llama with SiLU."""
-    return type(model) is LlamaForCausalLM and model.config.hidden_act == "silu"
+def is_lean(model: Any) -> bool:
+    """Whether ``LeanLlama`` computes this model: a plain Llama or Mixtral with SiLU."""
+    is_known = type(model) in (LlamaForCausalLM, MixtralForCausalLM)
+    if not is_known or model.config.hidden_act != "silu":
+        return False
+    return getattr(model.config, "sliding_window", None) is None
 
 
 class LeanLlama:
@@ -95,9 +98,11 @@ class LeanLlama:
 
     Args:
         model: The transformers model; its linears are replaced, so it must not be used after.
+        feed_forward: Makes a layer's feed-forward block, [..., hidden] -> [..., hidden], from
+            transformers' one; None is the dense one.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, feed_forward: Callable[[Any], Callable] | None = None):
         config = model.config
         self.eps = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
@@ -106,11 +111,11 @@ class LeanLlama:
             config.hidden_size // config.num_attention_heads
         )
         self.hidden_size = config.hidden_size
-        self.intermediate_size = config.intermediate_size
         self.embedding = model.model.embed_tokens.weight
         self.rotary = model.model.rotary_emb
         self.final_norm = model.model.norm.weight
-        self.layers = [LeanLayer(layer) for layer in model.model.layers]
+        make = feed_forward or FeedForward
+        self.layers = [LeanLayer(layer, make(layer.mlp)) for layer in model.model.layers]
         self.head = linear(model.lm_head.weight, model.lm_head.bias)
         model.model.layers = nn.ModuleList()
 
@@ -129,7 +134,8 @@ class LeanLlama:
         folded_mask = mask_B1TS.repeat(1, 1, self.num_heads // self.num_kv_heads, 1)
         for index, layer in enumerate(self.layers):
             x = x + self.attend(layer, x, (cos, sin), folded_mask, cache, index)
-            x = x + self.feed_forward(layer, x)
+            normed = F.rms_norm(x, (self.hidden_size,), layer.mlp_norm, self.eps)
+            x = x + layer.feed_forward(normed)
         if not need_logits:
             return None
         return self.head(F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps))
@@ -161,24 +167,30 @@ class LeanLlama:
         mixed = mixed.view(B, G, groups, T, D).permute(0, 3, 1, 2, 4)
         return layer.output(mixed.reshape(B, T, self.num_heads * D))
 
-    def feed_forward(self, layer: LeanLayer, x: torch.Tensor) -> torch.Tensor:
-        """The MLP block's output, [B, T, hidden]."""
-        both = layer.gate_up(F.rms_norm(x, (self.hidden_size,), layer.mlp_norm, self.eps))
-        gate, up = both.split(self.intermediate_size, dim=-1)
-        return layer.down(F.silu(gate) * up)
-
 
 class LeanLayer:
     """One decoder layer's weights, fused and packed; the original linears are let go."""
 
-    def __init__(self, layer: Any):
-        attention, mlp = layer.self_attn, layer.mlp
+    def __init__(self, layer: Any, feed_forward: Callable):
+        attention = layer.self_attn
         self.attention_norm = layer.input_layernorm.weight
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = fuse(attention.o_proj)
+        self.feed_forward = feed_forward
+
+
+class FeedForward:
+    """A Llama's MLP with gate and up fused."""
+
+    def __init__(self, mlp: Any):
         self.gate_up = fuse(mlp.gate_proj, mlp.up_proj)
         self.down = fuse(mlp.down_proj)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output, [B, T, hidden]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 def fuse(*linears: nn.Linear) -> Callable:

@@ -7,6 +7,7 @@ chains may change at every step and an idle member catches up when it is next us
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.kernels import LeanLlama, is_lean, pack_linears
+from specgym.engine.moe import ExpertDispatch, ExpertShape, LeanMixture, hook_experts
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
 
@@ -24,7 +26,8 @@ class ModelMember:
 
     Args:
         name: The member's name in chains.
-        model: The model, in eval mode. It is taken over: its linears are packed on CPU.
+        model: The model, in eval mode. It is taken over: its linears are packed on CPU, its
+            experts run by our dispatch.
         num_tokens: Token ids the tokenizer knows; logits beyond (padded vocabularies) are cut
             off. None takes the model's whole vocabulary.
         lean: Use the fused forward where the architecture has one.
@@ -56,8 +59,11 @@ class ModelMember:
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.dtype, self.device = model.dtype, model.device
         self.architecture = type(model).__name__
+        if getattr(config, "upcycled", None):  # nobody trained such a mixture: say what it is
+            self.architecture = f"upcycled {self.architecture}"
         self.frozen_rotaries = freeze_rotaries(name, model)
-        self.lean = LeanLlama(model) if lean and is_lean(model) else None
+        self.dispatch = hook_experts(model)
+        self.lean = make_lean(model, self.dispatch) if lean else None
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
         self.model = model
@@ -66,6 +72,16 @@ class ModelMember:
     def clock_cost(self) -> float:
         """Modelled seconds of a one-row forward, for the counting clock."""
         return self.num_parameters * SECONDS_PER_PARAMETER
+
+    @property
+    def experts(self) -> ExpertShape | None:
+        """How many experts its mixtures have; None for a dense model."""
+        return None if self.dispatch is None else self.dispatch.shape
+
+    @property
+    def unique_experts(self) -> tuple[int, ...]:
+        """Experts the last forward's real tokens visited, per mixture layer; none when dense."""
+        return () if self.dispatch is None else self.dispatch.unique_experts
 
     def new_memory(
         self, batch_size: int, num_slots: int, kv_length: int | None = None
@@ -114,20 +130,40 @@ class ModelMember:
         positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
         for rotary in self.frozen_rotaries:
             rotary.num_positions = memory.num_slots
-        if self.lean is not None:
-            mask = memory.mask(counts, width)
-            logits = self.lean(tokens_BT, positions_BT, mask, memory, need_logits=need_logits)
-        else:
-            logits = self.model(
-                input_ids=tokens_BT,
-                position_ids=positions_BT,
-                attention_mask=self.masks(memory, counts, width),
-                cache=memory,
-                use_cache=True,
-                logits_to_keep=0 if need_logits else 1,
-            ).logits
+        with self.window(counts, width, is_fixed=num_rows is not None):
+            logits = self.run(memory, counts, tokens_BT, positions_BT, need_logits)
         memory.advance(counts, width)
         return logits[..., : self.vocab_size] if need_logits and logits is not None else None
+
+    def window(
+        self, counts: list[int], width: int, *, is_fixed: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Tells the experts, where there are any, which rows of the forward inside are real."""
+        if self.dispatch is None:
+            return contextlib.nullcontext()
+        return self.dispatch.window(counts, width, self.device, is_fixed=is_fixed)
+
+    def run(
+        self,
+        memory: MaskedKVCache,
+        counts: list[int],
+        tokens_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        need_logits: bool,
+    ) -> torch.Tensor | None:
+        """Logits of a window, by the lean forward where there is one."""
+        width = tokens_BT.shape[1]
+        if self.lean is not None:
+            mask = memory.mask(counts, width)
+            return self.lean(tokens_BT, positions_BT, mask, memory, need_logits=need_logits)
+        return self.model(
+            input_ids=tokens_BT,
+            position_ids=positions_BT,
+            attention_mask=self.masks(memory, counts, width),
+            cache=memory,
+            use_cache=True,
+            logits_to_keep=0 if need_logits else 1,
+        ).logits
 
     def masks(
         self, memory: MaskedKVCache, counts: list[int], width: int
@@ -140,6 +176,13 @@ class ModelMember:
             }
         everywhere = self.layer_types == {"sliding_attention"} or not self.layer_types
         return memory.mask(counts, width, sliding=everywhere)
+
+
+def make_lean(model: PreTrainedModel, dispatch: ExpertDispatch | None) -> LeanLlama | None:
+    """The fused forward of the architectures that have one."""
+    if not is_lean(model):
+        return None
+    return LeanLlama(model, None if dispatch is None else LeanMixture)
 
 
 class NGramIndex:

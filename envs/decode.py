@@ -18,6 +18,7 @@ from specgym.engine.decoding import (
     probe_baseline,
     start,
 )
+from specgym.engine.members import ModelMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import ForwardCost, SamplingParams, StepResult
@@ -322,7 +323,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             "divergence": result.divergence,
             "kv_len": self.state.kv_length,
             "context_len": len(self.state.tokens[0]),
-            "unique_experts": 1.0,
+            "unique_experts": expert_ratio(result, self.pool.model(self.pool.target)),
             "finish_reason": result.finish_reasons[0],
         }
 
@@ -334,6 +335,14 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         return self.pool.tokenizer.decode(output) if self.pool.tokenizer else str(output)
 
 
+def expert_ratio(result: StepResult, target: ModelMember) -> float:
+    """Mean unique experts per layer in the target's verification over one token's; 1 if dense."""
+    counts = result.forwards[-1].unique_experts
+    if target.experts is None or not counts:
+        return 1.0
+    return sum(counts) / len(counts) / target.experts.experts_per_token
+
+
 def describe_forward(cost: ForwardCost) -> dict[str, Any]:
     """A forward's cost as plain values."""
     return {
@@ -343,6 +352,7 @@ def describe_forward(cost: ForwardCost) -> dict[str, Any]:
         "num_rows": cost.num_rows,
         "num_catchup": cost.num_catchup,
         "seconds": cost.seconds,
+        "unique_experts": list(cost.unique_experts),
     }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -25,7 +25,11 @@ from specgym.runs.loop import run_request
 from specgym.runs.results import describe_machine, write_json
 from specgym.runs.settings import PoolSettings, make_pool
 
-BENCHES = {"decode": "plain decoding against transformers, and what the environment adds"}
+BENCHES = {
+    "decode": "plain decoding against transformers, and what the environment adds",
+    "moe": "what verifying costs a mixture of experts, and which static K pays",
+}
+Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
 USAGE = f"usage: specgym bench {' | '.join(BENCHES)} [options]"
 
@@ -61,11 +65,28 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
             print(USAGE)
             return
         raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
+    if arguments[0] == "moe":
+        run_moe(arguments[1:], parse, console)
+        return
     config = parse("bench decode", arguments[1:], DecodeBench)
     report = bench_decode(config, console)
     show(report)
     if config.json is not None:
         write_json(config.json, report)
+
+
+def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench moe``, prints its tables, writes and plots them."""
+    from specgym.runs.bench_moe import MoeBench, bench_moe
+    from specgym.runs.bench_plot import plot_moe, show_moe
+
+    config = parse("bench moe", arguments, MoeBench)
+    report = bench_moe(config, console)
+    show_moe(report)
+    if config.json is not None:
+        write_json(config.json, report)
+    if config.plot is not None:
+        plot_moe(report, config.plot)
 
 
 def show(report: dict[str, Any]) -> None:
@@ -91,12 +112,12 @@ def row(name: str, values: Sequence[float], unit: str) -> dict[str, Any]:
     }
 
 
-def alternate(runs: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def alternate(runs: dict[Key, Callable[[], float]], repeats: int) -> dict[Key, list[float]]:
     """Seconds of several runs, alternated in rotated order so that drift hits all alike.
 
     Every run goes once before, unmeasured.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[Key, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
     names = list(runs)

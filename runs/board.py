@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from specgym.engine.moe import ExpertShape
+
 LAYOUT = {
     "controllers": {
         "utility": ["Multiline", ["spec/utility"]],
@@ -19,6 +21,12 @@ LAYOUT = {
     "where the time goes": {
         "draft and verify, ms per iteration": ["Multiline", ["time/draft_ms", "time/verify_ms"]],
         "controller, ms per iteration": ["Multiline", ["time/controller_ms"]],
+    },
+    "mixture of experts": {
+        "unique experts per layer, real and of independent tokens": [
+            "Multiline",
+            ["moe/unique_experts", "moe/expected_unique"],
+        ],
     },
 }
 
@@ -52,16 +60,23 @@ class Board:
         self.writer.close()
 
 
-def step_scalars(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The ``spec`` and ``time`` tags of some iterations, pooled: ratios of sums.
+def step_scalars(
+    steps: Sequence[Mapping[str, Any]], experts: ExpertShape | None = None
+) -> dict[str, float]:
+    """The ``spec``, ``time`` and ``moe`` tags of some iterations, pooled: ratios of sums.
 
     ``spec/chain`` is the number of verifiers of the chain that ran most: 0 is no speculation.
+
+    Args:
+        steps: The iterations' ``info``.
+        experts: The target's experts; without them there are no ``moe`` tags.
     """
     tokens = sum(step["tokens"] for step in steps)
     seconds = sum(step["iter_seconds"] for step in steps)
     chains = Counter(step["chain"] for step in steps)
     count = len(steps)
     return {
+        **({} if experts is None else expert_scalars(steps, experts)),
         "spec/utility": tokens / sum(s["iter_seconds"] / s["baseline_seconds"] for s in steps),
         "spec/k": sum(step["k"] for step in steps) / count,
         "spec/chain": chains.most_common(1)[0][0].count(">"),
@@ -71,4 +86,17 @@ def step_scalars(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "time/draft_ms": 1e3 * sum(step["draft_seconds"] for step in steps) / count,
         "time/verify_ms": 1e3 * sum(step["verify_seconds"] for step in steps) / count,
         "time/controller_ms": 1e3 * sum(step["controller_seconds"] for step in steps) / count,
+    }
+
+
+def expert_scalars(steps: Sequence[Mapping[str, Any]], experts: ExpertShape) -> dict[str, float]:
+    """Unique experts per layer in the target's forwards, and what independent tokens would visit.
+
+    Tokens that follow each other tend to the same experts: that is the difference of the two.
+    """
+    fed = [1 + sum(step["proposed_per_level"][-1:]) for step in steps]
+    ratios = [step["unique_experts"] for step in steps]
+    return {
+        "moe/unique_experts": experts.experts_per_token * sum(ratios) / len(steps),
+        "moe/expected_unique": sum(map(experts.expected_unique, fed)) / len(steps),
     }

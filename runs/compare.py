@@ -231,8 +231,9 @@ class Comparison:
     def finish_round(self, index: int, steps_size: int) -> None:
         """Writes events, results so far and the state to go on from."""
         none = self.done.records["none"]
+        experts = self.pool.model(self.pool.target).experts
         for name, records in self.done.records.items():
-            scalars = step_scalars(records[-1].steps)
+            scalars = step_scalars(records[-1].steps, experts)
             scalars["spec/speedup"] = speedup(none, records)
             scalars["spec/slowdown_worst"] = max(
                 ours.seconds / theirs.seconds for theirs, ours in zip(none, records, strict=True)

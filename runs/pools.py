@@ -101,6 +101,13 @@ def show_pool(pool: ModelPool, console: Console) -> None:
     console.print(f"iteration without speculation, exact: {1e3 * plain_seconds(pool):.1f} ms")
     console.print(f"chains: {', '.join('>'.join(chain) for chain in pool.chains)}", markup=False)
     console.print(f"K: {', '.join(map(str, pool.k_values))}; window {pool.window} tokens")
+    experts = pool.model(pool.target).experts
+    if experts is not None:
+        shared = f", and {experts.num_shared} for all tokens" if experts.num_shared else ""
+        console.print(
+            f"experts of the target: {experts.num_experts} per layer, "
+            f"{experts.experts_per_token} per token{shared}"
+        )
     for name, fingerprint in pool.fingerprints.items():
         console.print(f"weights of {name}: sha256 {fingerprint}", soft_wrap=True)
 
@@ -112,7 +119,9 @@ def seconds_of(member: ModelMember, num_rows: int) -> float:
     member.forward(memory, [[0] * 32], need_logits=False)
     for _ in range(NUM_TIMED):
         meter = Meter(clock)
-        meter.forward(member, memory, [[0] * num_rows], "verify")
+        # Tokens that differ: a mixture sends the same token to the same experts.
+        tokens = [step % member.vocab_size for step in range(num_rows)]
+        meter.forward(member, memory, [tokens], "verify")
         memory.keep([32])
         seconds.append(meter.costs[0].seconds)
     return statistics.median(seconds)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
+from specgym.engine.moe import ExpertShape
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.runs.board import Board, step_scalars
@@ -83,7 +84,7 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
         console.print(f"going on after {done} steps")
     board = Board(folder, first_step=done + 1 if done else None)
     board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
-    watcher = Watcher(board, config.ppo, done)
+    watcher = Watcher(board, config.ppo, done, pool.model(pool.target).experts)
     with watcher.progress(console):
         train_ppo(make_env, table, folder, config.ppo, board.scalars, watcher.on_step)
     board.close()
@@ -92,9 +93,12 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
 class Watcher:
     """Shows a training: a progress bar with what the last rollout was like, and TensorBoard."""
 
-    def __init__(self, board: Board, config: PPOConfig, done: int):
+    def __init__(
+        self, board: Board, config: PPOConfig, done: int, experts: ExpertShape | None = None
+    ):
         self.board = board
         self.config = config
+        self.experts = experts
         self.done = done
         self.steps: list[Mapping[str, Any]] = []
 
@@ -122,7 +126,7 @@ class Watcher:
         self.bar.update(self.task, completed=num_steps)
         if num_steps % self.config.rollout_steps:
             return
-        scalars = step_scalars(self.steps)
+        scalars = step_scalars(self.steps, self.experts)
         saved = sum(step["tokens"] * step["baseline_seconds"] for step in self.steps)
         scalars["spec/speedup"] = saved / sum(step["total_seconds"] for step in self.steps)
         self.board.scalars(scalars, num_steps)

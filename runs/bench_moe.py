@@ -1,0 +1,326 @@
+"""``specgym bench moe``: what verifying costs a mixture, and which static K pays where.
+
+The table behind Figures 4 and 5 of Cascade (arXiv 2506.20675), on this machine's clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.members import ModelMember
+from specgym.engine.moe import hook_experts
+from specgym.engine.pool import MIXTURE_POOL, ModelPool, default_dtype, load_pool, parse_pool
+from specgym.engine.sources import load_source
+from specgym.engine.timing import WallClock
+from specgym.engine.types import Plan
+from specgym.envs.workloads import Request, get_workload
+from specgym.runs.bench import alternate, row
+from specgym.runs.results import describe_machine
+from specgym.runs.settings import DTYPES, PoolSettings
+
+NUM_VERIFIED = tuple(range(1, 9))
+STATIC_K = tuple(range(1, 8))
+THEIRS, OURS = "transformers' experts", "our experts"
+CONTEXT = 96  # tokens in front of the timed windows
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeBench(PoolSettings):
+    """Milliseconds and unique experts against tokens verified, and utility of static K.
+
+    Attributes:
+        dense: The pool with the dense target to compare with.
+        experts: Experts of the built-in mixture.
+        top_k: Experts that each token visits.
+        repeats: Alternated repeats of every timed forward.
+        workloads: Workloads to decode with every static K.
+        requests: Requests of each.
+        new_tokens: Tokens decoded per request and K.
+        json: Where the numbers are written.
+        plot: Where a picture of them is written (its ending says the format).
+    """
+
+    pool: str = MIXTURE_POOL
+    exact: bool = False
+    dense: str = "smollm2"
+    experts: int = 8
+    top_k: int = 2
+    repeats: int = 9
+    workloads: tuple[str, ...] = ("code", "math", "extract", "chat")
+    requests: int = 2
+    new_tokens: int = 48
+    json: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.requests < 1 or self.new_tokens < 1:
+            raise ValueError(
+                f"repeats, requests and new_tokens: must be >= 1; "
+                f"got {self.repeats}, {self.requests} and {self.new_tokens}"
+            )
+
+    @property
+    def mixture(self) -> str:
+        """The pool with the mixture, its numbers of experts spelled out where they are changed."""
+        if self.pool != MIXTURE_POOL or (self.experts, self.top_k) == (8, 2):
+            return self.pool
+        return f"{MIXTURE_POOL}:experts={self.experts}:top-k={self.top_k}"
+
+
+def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
+    """Rows and ratios of ``specgym bench moe``.
+
+    Raises:
+        ValueError: If the pool's target is no mixture of experts.
+    """
+    console.print("experts alone: ours against transformers' own")
+    experts = bench_experts(config)
+    console.print("loading both pools")
+    pools = {"dense": make_pool(config, config.dense), "moe": make_pool(config, config.mixture)}
+    console.print(f"forwards of {NUM_VERIFIED[0]} to {NUM_VERIFIED[-1]} tokens")
+    forwards = bench_forwards(config, pools)
+    utilities = bench_utility(config, pools, console)
+    return {
+        "rows": [*forwards, *experts, *utilities],
+        "ratios": {
+            "moe_4_over_1": median_of(forwards, "moe", 4) / median_of(forwards, "moe", 1),
+            "dense_4_over_1": median_of(forwards, "dense", 4) / median_of(forwards, "dense", 1),
+            "dispatch_over_transformers": statistics.geometric_mean(
+                median_of(experts, THEIRS, n) / median_of(experts, OURS, n) for n in NUM_VERIFIED
+            ),
+        },
+        "pools": {name: pool.name for name, pool in pools.items()},
+        "machine": describe_machine(),
+    }
+
+
+def make_pool(config: MoeBench, spec: str) -> ModelPool:
+    """A pool that can draft up to the largest static K."""
+    chains = [tuple(chain.split(">")) for chain in config.chains] or None
+    dtype = DTYPES[config.dtype]
+    return load_pool(spec, k_values=STATIC_K, chains=chains, device=config.device, dtype=dtype)
+
+
+def median_of(rows: Sequence[dict[str, Any]], target: str, num_tokens: int) -> float:
+    """The median of the row of this target and number of tokens."""
+    found = [r for r in rows if r["target"] == target and r["tokens"] == num_tokens]
+    assert len(found) == 1
+    return float(found[0]["median"])
+
+
+def sample_text(pool: ModelPool, num_tokens: int) -> list[int]:
+    """Token ids of ordinary text: the first built-in prompts one after the other."""
+    text: list[int] = []
+    for request in get_workload("all").requests:
+        text += pool.tokenizer.encode(request.prompt + "\n\n", add_special_tokens=False)
+        if len(text) >= num_tokens:
+            break
+    assert len(text) >= num_tokens
+    return text[:num_tokens]
+
+
+def bench_forwards(config: MoeBench, pools: dict[str, ModelPool]) -> list[dict[str, Any]]:
+    """Rows of milliseconds and unique experts per target and number of tokens verified."""
+    text = sample_text(pools["moe"], CONTEXT + NUM_VERIFIED[-1])
+    experts: dict[tuple[str, int], list[float]] = {}
+    runs = {}
+    for name, pool in pools.items():
+        member = pool.model(pool.target)
+        for num_tokens in NUM_VERIFIED:
+            loads = experts.setdefault((name, num_tokens), [])
+            runs[name, num_tokens] = timed_forward(config, pool, member, text, num_tokens, loads)
+    seconds = alternate(runs, config.repeats)
+    rows = []
+    for (name, num_tokens), values in seconds.items():
+        shape = pools[name].model(pools[name].target).experts
+        entry = row(f"{name}, {num_tokens} tokens", [1e3 * each for each in values], "ms")
+        entry |= {"target": name, "tokens": num_tokens}
+        if shape is not None:
+            entry["unique_experts"] = statistics.mean(experts[name, num_tokens])
+            entry["expected_unique"] = shape.expected_unique(num_tokens)
+        rows.append(entry)
+    return rows
+
+
+def timed_forward(
+    config: MoeBench,
+    pool: ModelPool,
+    member: ModelMember,
+    text: list[int],
+    num_tokens: int,
+    loads: list[float],
+) -> Callable[[], float]:
+    """A forward of so many tokens of a text, at another place each time; it returns seconds."""
+    clock = WallClock(member.device)
+    length = CONTEXT + pool.window
+    memory = member.new_memory(1, length, length if config.exact else None)
+    member.forward(memory, [text[:CONTEXT]], need_logits=False)
+    width = pool.window if config.exact else None
+
+    def run() -> float:
+        first = memory.num_valid(0)
+        fed = [text[first : first + num_tokens]]
+        started = clock.now()
+        member.forward(memory, fed, width)
+        seconds = clock.now() - started
+        if member.unique_experts:
+            loads.append(statistics.mean(member.unique_experts))
+        memory.keep([max(first - 3, CONTEXT // 2)])
+        return seconds
+
+    return run
+
+
+@dataclasses.dataclass
+class ExpertInputs:
+    """What a layer's experts were given in a forward: hidden states, choices, weights."""
+
+    experts: Any
+    rows_NH: torch.Tensor
+    chosen_NK: torch.Tensor
+    weights_NK: torch.Tensor
+
+    def run(self, num_tokens: int) -> torch.Tensor:
+        """The experts' output for the first so many tokens."""
+        given = (self.rows_NH, self.chosen_NK, self.weights_NK)
+        return self.experts(*(each[:num_tokens] for each in given))
+
+
+def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
+    """Rows of milliseconds for the experts of all layers, as transformers runs them and as we do.
+
+    Both get the same weights, and the hidden states and choices of a real text.
+
+    Raises:
+        ValueError: If the pool's target is no mixture of experts.
+    """
+    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype]
+    dtype = dtype or default_dtype(config.device)
+    theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
+    text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
+    inputs = {THEIRS: capture_experts(theirs.model, text)}
+    if hook_experts(ours.model) is None:
+        raise ValueError(f"pool: the target of {config.pool!r} is no mixture of experts")
+    hooked = [module for module in ours.model.modules() if hasattr(module, "dispatch")]
+    inputs[OURS] = [
+        dataclasses.replace(layer, experts=experts)
+        for layer, experts in zip(inputs[THEIRS], hooked, strict=True)
+    ]
+    clock = WallClock(config.device)
+
+    def timed(layers: list[ExpertInputs], num_tokens: int) -> Callable[[], float]:
+        @torch.inference_mode()
+        def run() -> float:
+            started = clock.now()
+            for layer in layers:
+                layer.run(num_tokens)
+            return clock.now() - started
+
+        return run
+
+    runs = {(name, n): timed(layers, n) for name, layers in inputs.items() for n in NUM_VERIFIED}
+    return [
+        row(f"{name}, {n} tokens", [1e3 * each for each in values], "ms")
+        | {"target": name, "tokens": n}
+        for (name, n), values in alternate(runs, config.repeats).items()
+    ]
+
+
+@torch.inference_mode()
+def capture_experts(model: Any, text: list[int]) -> list[ExpertInputs]:
+    """What the experts of every layer are given when the model reads a text."""
+    captured: list[ExpertInputs] = []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, given: captured.append(ExpertInputs(module, *given))
+        )
+        for module in model.modules()
+        if hasattr(module, "has_post_expert_norm")
+    ]
+    model(torch.tensor([text], device=model.device))
+    for hook in hooks:
+        hook.remove()
+    return captured
+
+
+def bench_utility(
+    config: MoeBench, pools: dict[str, ModelPool], console: Console
+) -> list[dict[str, Any]]:
+    """Rows of the utility of every static K, per target, workload and drafter.
+
+    Utility is tokens per second over those of K = 0 on the same requests, alternated.
+    """
+    rows = []
+    for target, pool in pools.items():
+        plans = [p for p in pool.plans() if p.num_verifiers < 2]
+        for workload in config.workloads:
+            console.print(f"static K on {target}: {workload}")
+            totals = {plan: StaticTotals() for plan in plans}
+            requests = get_workload(workload).select(config.requests, seed=0)
+            decode_static(pool, plans[0], requests[0], config, StaticTotals())  # warms up
+            for index, request in enumerate(requests):
+                shift = index * len(plans) // len(requests)
+                for plan in plans[shift:] + plans[:shift]:
+                    decode_static(pool, plan, request, config, totals[plan])
+            rows += utility_rows(target, workload, totals)
+    return rows
+
+
+@dataclasses.dataclass
+class StaticTotals:
+    """What decoding under one static plan added up to."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    iterations: int = 0
+    unique_experts: list[float] = dataclasses.field(default_factory=list)
+
+
+def decode_static(
+    pool: ModelPool, plan: Plan, request: Request, config: MoeBench, totals: StaticTotals
+) -> None:
+    """Decodes a request under one plan and adds what it took to the totals."""
+    clock = WallClock(pool.model(pool.target).device)
+    decode_request = DecodeRequest(pool.encode(request.prompt), config.new_tokens)
+    state = start(pool, [decode_request], clock, exact=config.exact)
+    while not state.is_finished:
+        result = decode_step(pool, state, plan, clock)
+        totals.tokens += result.num_tokens
+        totals.seconds += result.seconds
+        totals.iterations += 1
+        totals.unique_experts.append(statistics.mean(result.forwards[-1].unique_experts or (0,)))
+
+
+def utility_rows(
+    target: str, workload: str, totals: dict[Plan, StaticTotals]
+) -> list[dict[str, Any]]:
+    """One row per drafter and K; K = 0 is each drafter's first."""
+    plain_plan, *speculative = totals
+    plain = totals[plain_plan]
+    rows = []
+    for drafter in dict.fromkeys(plan.chain[0] for plan in speculative):
+        for plan in (plain_plan, *(each for each in speculative if each.chain[0] == drafter)):
+            total = totals[plan]
+            utility = total.tokens / total.seconds / (plain.tokens / plain.seconds)
+            rows.append(
+                {
+                    "name": f"{target}, {workload}: {drafter}@{plan.k}",
+                    "unit": "x",
+                    "target": target,
+                    "workload": workload,
+                    "drafter": drafter,
+                    "k": plan.k,
+                    "utility": utility,
+                    "tokens_per_iteration": total.tokens / total.iterations,
+                    "unique_experts": statistics.mean(total.unique_experts),
+                }
+            )
+    return rows
