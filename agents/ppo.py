@@ -45,7 +45,6 @@ class PPOConfig:
         gae_lambda: Of the advantage estimate.
         entropy_coefficient: Weight of the entropy bonus.
         hidden_size: Width of the two hidden layers.
-        seed: Seeds weights, actions and requests.
     """
 
     num_steps: int = 3072
@@ -57,7 +56,6 @@ class PPOConfig:
     gae_lambda: float = 0.95
     entropy_coefficient: float = 0.01
     hidden_size: int = 64
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for field in ("num_steps", "rollout_steps", "batch_size", "num_epochs", "hidden_size"):
@@ -90,9 +88,12 @@ class Scalars(KVWriter):
     ) -> None:
         """Keeps what is a number."""
         numbers = (int, float, np.number)
-        self.write_scalars(
-            {key: float(v) for key, v in key_values.items() if isinstance(v, numbers)}, step
-        )
+        kept = {
+            key: float(value)
+            for key, value in key_values.items()
+            if isinstance(value, numbers) and not key.startswith("time/")  # restarts on resume
+        }
+        self.write_scalars(kept, step)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -120,6 +121,7 @@ def train_ppo(
     table: Mapping[str, Any],
     folder: Path,
     config: PPOConfig,
+    seed: int,
     write_scalars: Callable[[dict[str, float], int], None],
     on_step: Callable[[Mapping[str, Any], int], None],
 ) -> None:
@@ -130,6 +132,7 @@ def train_ppo(
         table: ``plans`` (names) and ``features`` (names): saved beside the model.
         folder: Gets checkpoints while training and the model at the end.
         config: Settings.
+        seed: Seeds weights, actions and the order of requests.
         write_scalars: Takes the learner's log values and the step.
         on_step: Takes each step's ``info`` and the number of steps so far.
     """
@@ -137,11 +140,11 @@ def train_ppo(
     newest = newest_checkpoint(folder)
     if newest is None:
         normalized = VecNormalize(venv, gamma=config.gamma)
-        model = new_model(normalized, config)
+        model = new_model(normalized, config, seed)
     else:
         normalized = VecNormalize.load(str(newest / NORMALIZATION_FILE), venv)
         model = PPO.load(newest / MODEL_FILE, env=normalized, device="cpu")
-    normalized.seed(config.seed + model.num_timesteps)
+    normalized.seed(seed + model.num_timesteps)
     model.set_logger(Logger(None, [Scalars(write_scalars)]))
     remaining = config.num_steps - model.num_timesteps
     if remaining > 0:
@@ -151,7 +154,7 @@ def train_ppo(
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
-def new_model(venv: VecNormalize, config: PPOConfig) -> PPO:
+def new_model(venv: VecNormalize, config: PPOConfig, seed: int) -> PPO:
     """An untrained model; on CPU, where a small network decides fastest."""
     sizes = [config.hidden_size, config.hidden_size]
     return PPO(
@@ -165,7 +168,7 @@ def new_model(venv: VecNormalize, config: PPOConfig) -> PPO:
         gae_lambda=config.gae_lambda,
         ent_coef=config.entropy_coefficient,
         policy_kwargs={"net_arch": {"pi": sizes, "vf": sizes}},
-        seed=config.seed,
+        seed=seed,
         device="cpu",
     )
 

@@ -86,7 +86,11 @@ def is_lean(model: Any) -> bool:
     is_known = type(model) in (LlamaForCausalLM, MixtralForCausalLM)
     if not is_known or model.config.hidden_act != "silu":
         return False
-    return getattr(model.config, "sliding_window", None) is None
+    if getattr(model.config, "sliding_window", None) is not None:
+        return False
+    # Quantised and adapted linears are other classes: they keep transformers' own forward.
+    projections = [m for n, m in model.named_modules() if n.endswith(("_proj", "lm_head"))]
+    return all(type(each) is nn.Linear for each in projections)
 
 
 class LeanLlama:
@@ -100,10 +104,17 @@ class LeanLlama:
         model: The transformers model; its linears are replaced, so it must not be used after.
         feed_forward: Makes a layer's feed-forward block, [..., hidden] -> [..., hidden], from
             transformers' one; None is the dense one.
+
+    Raises:
+        ValueError: If another member has taken the model over.
     """
 
     def __init__(self, model: Any, feed_forward: Callable[[Any], Callable] | None = None):
         config = model.config
+        if len(model.model.layers) != config.num_hidden_layers:
+            raise ValueError(
+                "model: its layers were taken over by another member; load a model for each"
+            )
         self.eps = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from specgym.engine.decoding import (
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
-from specgym.engine.types import ForwardCost, SamplingParams, StepResult
+from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
 from specgym.envs.observations import Observer
 from specgym.envs.rewards import get_reward
@@ -51,7 +52,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         The prompt of the workload's next request, prefilled. ``reset(seed=s)`` restarts the
         stream of requests; ``reset()`` goes on with it. ``options={"request": Request(...)}``
         decodes that request; ``options={"divergence_every": n}`` measures D_TV of adjacent
-        members in every n-th speculative step (its time is part of the iteration). Options hold
+        members in a chain's first and every n-th use (its time counts). Options hold
         for one episode.
 
     Rewards:
@@ -188,7 +189,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             self.stream = self.workload.stream(self.np_random)
             self.observer.clear()
         self.divergence_every = options.get("divergence_every", 0)
-        self.num_speculative = 0
+        self.num_speculative: Counter[tuple[str, ...]] = Counter()
         self.num_left = self.num_requests
         return self.begin(options.get("request"))
 
@@ -229,13 +230,14 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         allowed = bool(self.action_masks()[action])
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
-        self.schedule_divergence(plan.k)
+        self.schedule_divergence(plan)
         known = {"request_id": self.request_id, "asked_action": int(action)}
         try:
             result = decode_step(self.pool, self.state, plan, self.clock)
         except Exception as error:  # whatever it is, the step reports it
             return self.fault(error, 0.0, {**known, "action_mask": self.action_masks()})
-        self.num_speculative += result.executed.k > 0
+        if result.executed.k:
+            self.num_speculative[result.executed.chain] += 1
         info = {**known, **self.describe(result, baseline_seconds)}
         if not allowed:
             info["reason"] = "masked"
@@ -284,12 +286,12 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         assert self.request is not None
         return self.request.id
 
-    def schedule_divergence(self, k: int) -> None:
-        """Has D_TV measured in every n-th speculative step, where that was asked for."""
+    def schedule_divergence(self, plan: Plan) -> None:
+        """Has D_TV measured in a chain's first and every n-th step, where that was asked for."""
         assert self.state is not None
-        is_asked = k > 0 and self.divergence_every > 0
+        is_asked = plan.k > 0 and self.divergence_every > 0
         self.state.measure_divergence = (
-            is_asked and self.num_speculative % self.divergence_every == 0
+            is_asked and self.num_speculative[plan.chain] % self.divergence_every == 0
         )
 
     def refresh_baseline(self, state: DecodeState) -> None:

@@ -19,6 +19,7 @@ from specgym.engine.types import StepResult
 EMA_WEIGHT = 0.1
 LAG_SCALE = 64.0
 ROUNDS_SCALE = 32.0
+NEVER = 10**6  # rounds since a chain was tried that never was: the feature is 1
 STATISTICS = (
     "acceptance",
     "time_ratio",
@@ -114,7 +115,7 @@ class Observer:
         self.acceptance = dict.fromkeys(self.pairs, 0.5)
         self.time_ratio = dict.fromkeys(self.chains, 1.0)
         self.tokens = dict.fromkeys(self.chains, 1.0)
-        self.rounds_since = dict.fromkeys(self.chains, 0)
+        self.rounds_since = dict.fromkeys(self.chains, NEVER)
         self.unique_experts = 1.0
         self.draft_entropy = 0.0
         self.last = (1.0, 0.0, 0.0, 0.0)

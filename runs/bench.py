@@ -69,10 +69,13 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
         run_moe(arguments[1:], parse, console)
         return
     config = parse("bench decode", arguments[1:], DecodeBench)
-    report = bench_decode(config, console)
-    show(report)
-    if config.json is not None:
-        write_json(config.json, report)
+    report: dict[str, Any] = {"rows": [], "ratios": {}}
+    try:
+        bench_decode(config, console, report)
+    finally:  # a stopped bench leaves what it has measured
+        show(report)
+        if config.json is not None:
+            write_json(config.json, report)
 
 
 def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
@@ -128,32 +131,26 @@ def alternate(runs: dict[Key, Callable[[], float]], repeats: int) -> dict[Key, l
     return seconds
 
 
-def bench_decode(config: DecodeBench, console: Console) -> dict[str, Any]:
-    """Rows and ratios of ``specgym bench decode``."""
+def bench_decode(config: DecodeBench, console: Console, report: dict[str, Any]) -> None:
+    """Fills the rows and ratios of ``specgym bench decode``, section by section."""
     pool = make_pool(config)
+    rows, ratios = report["rows"], report["ratios"]
+    report["machine"] = describe_machine(pool.model(pool.target).device)
     request = get_workload("chat").requests[1]
     console.print(f"plain decoding, {config.new_tokens} tokens, {config.repeats} repeats")
     plain = bench_plain(config, pool, request)
+    rows += [row(name, [config.new_tokens / s for s in v], "tok/s") for name, v in plain.items()]
+    ratios["plain_over_transformers"] = ratio_of_medians(plain, "transformers", "fast")
+    ratios["exact_over_fast"] = ratio_of_medians(plain, "exact", "fast")
     console.print(f"K = 0 through the environment, {config.pairs} pairs")
     bare = bench_bare(config, pool, request)
+    rows += [row(name, [1e3 * s for s in values], "ms/tok") for name, values in bare.items()]
+    pairs = zip(bare["environment, K = 0"], bare["bare loop"], strict=True)
+    ratios["k0_over_bare"] = statistics.median(ours / theirs for ours, theirs in pairs)
     console.print("bookkeeping of every hand-coded controller")
     shares = bench_bookkeeping(config, pool)
-    rows = [row(name, [config.new_tokens / s for s in v], "tok/s") for name, v in plain.items()]
-    rows += [
-        row(name, [1e3 * s / config.pair_tokens for s in v], "ms/tok") for name, v in bare.items()
-    ]
     rows += [row(f"bookkeeping: {name}", [100 * share], "%") for name, share in shares.items()]
-    pairs = zip(bare["environment, K = 0"], bare["bare loop"], strict=True)
-    return {
-        "rows": rows,
-        "ratios": {
-            "plain_over_transformers": ratio_of_medians(plain, "transformers", "fast"),
-            "exact_over_fast": ratio_of_medians(plain, "exact", "fast"),
-            "k0_over_bare": statistics.median(ours / theirs for ours, theirs in pairs),
-            "bookkeeping_share": max(shares.values()),
-        },
-        "machine": describe_machine(),
-    }
+    ratios["bookkeeping_share"] = max(shares.values())
 
 
 def ratio_of_medians(seconds: dict[str, list[float]], over: str, under: str) -> float:
@@ -196,7 +193,7 @@ def bench_plain(config: DecodeBench, pool: ModelPool, request: Request) -> dict[
 
 
 def bench_bare(config: DecodeBench, pool: ModelPool, request: Request) -> dict[str, list[float]]:
-    """Seconds of decoding without prefill: a bare loop over the member, and the environment."""
+    """Seconds per token without prefill: a bare loop over the member, and the environment."""
     target = pool.model(pool.target)
     prompt = pool.encode(request.prompt)
     clock = WallClock(target.device)
@@ -208,17 +205,18 @@ def bench_bare(config: DecodeBench, pool: ModelPool, request: Request) -> dict[s
         baseline=Baseline(every=10**9),
     )
     none = make_controller("none", env.plans, [], 0)
+    num_tokens = run_request(env, none, request).tokens  # fewer than asked where the text ends
 
     def bare() -> float:
         decode_request = DecodeRequest(prompt, config.pair_tokens)
         state = start(pool, [decode_request], clock, exact=config.exact)
         window = pool.window if config.exact else None
         started = clock.now()
-        bare_loop(target, state.memories[target.name], prompt[-1], config.pair_tokens, window)
-        return clock.now() - started
+        bare_loop(target, state.memories[target.name], prompt[-1], num_tokens, window)
+        return (clock.now() - started) / num_tokens
 
     def environment() -> float:
-        return run_request(env, none, request).seconds
+        return run_request(env, none, request).seconds / num_tokens
 
     return alternate({"bare loop": bare, "environment, K = 0": environment}, config.pairs)
 

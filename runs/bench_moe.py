@@ -66,6 +66,10 @@ class MoeBench(PoolSettings):
                 f"repeats, requests and new_tokens: must be >= 1; "
                 f"got {self.repeats}, {self.requests} and {self.new_tokens}"
             )
+        if self.pool != MIXTURE_POOL and (self.experts, self.top_k) != (8, 2):
+            raise ValueError(
+                f"experts and top_k: go with the built-in pool {MIXTURE_POOL}; got {self.pool!r}"
+            )
 
     @property
     def mixture(self) -> str:
@@ -98,7 +102,7 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
             ),
         },
         "pools": {name: pool.name for name, pool in pools.items()},
-        "machine": describe_machine(),
+        "machine": describe_machine(pools["moe"].model(pools["moe"].target).device),
     }
 
 

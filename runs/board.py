@@ -72,7 +72,7 @@ def step_scalars(
         experts: The target's experts; without them there are no ``moe`` tags.
     """
     tokens = sum(step["tokens"] for step in steps)
-    seconds = sum(step["iter_seconds"] for step in steps)
+    seconds = sum(step["total_seconds"] for step in steps)
     chains = Counter(step["chain"] for step in steps)
     count = len(steps)
     return {

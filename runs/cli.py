@@ -11,8 +11,6 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from specgym.runs.loop import StepError
-
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine",
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_command(arguments[0], arguments[1:], console)
     except KeyboardInterrupt:
-        complain("stopped; what was measured is on disk, the same command goes on")
+        complain("stopped")
         return 130
     except SystemExit as ended:  # tyro has printed help, or what is wrong
         return ended.code if isinstance(ended.code, int) else 1
@@ -99,7 +97,11 @@ def parse(command: str, arguments: Sequence[str], kind: type, default: Any = Non
 def split_lists(kind: type, arguments: Sequence[str]) -> list[str]:
     """Lets ``--controllers a,b`` stand for ``--controllers a b`` in options that take a list."""
     fields = dataclasses.fields(kind)
-    lists = {f"--{f.name.replace('_', '-')}" for f in fields if str(f.type).startswith("tuple[")}
+    lists = {
+        f"--{f.name.replace('_', '-')}"
+        for f in fields
+        if str(f.type).startswith("tuple[") and f.name != "stop"  # a stop string may hold a comma
+    }
     result: list[str] = []
     in_list = False
     for argument in arguments:
@@ -138,8 +140,6 @@ def name_agent(arguments: Sequence[str]) -> list[str]:
         return ["--agent", *arguments]
     return list(arguments)
 
-
-__all__ = ["StepError", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,18 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
+from specgym.baselines.specrouter import SpecRouter
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.board import Board, step_scalars
-from specgym.runs.controllers import make_controller
-from specgym.runs.folder import check_same_config, open_run
-from specgym.runs.loop import Controller, RequestRecord, run_request
+from specgym.runs.controllers import describe_options, make_controller
+from specgym.runs.folder import open_run
+from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
 from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
     describe_machine,
+    request_speedups,
     results_table,
     seconds_per_token,
     speedup,
@@ -92,6 +94,11 @@ class CompareConfig(EnvSettings):
         repeated = {name for name in self.controllers if self.controllers.count(name) > 1}
         if repeated:
             raise ValueError(f"controllers: {sorted(repeated)[0]!r} is named twice")
+        if "ppo" in self.controllers and self.split == "all":
+            raise ValueError(
+                "split: a plain 'ppo' is trained on the requests that are not compared on; with "
+                "'all' none are left: use 'held-out' or 'train', or name a model with ppo:FOLDER"
+            )
 
 
 def demo() -> CompareConfig:
@@ -166,7 +173,7 @@ class Comparison:
 
     def make_env(self, exact: bool) -> SpecDecodeEnv:
         """An environment of its own for a controller; pool, clock and baseline are shared."""
-        env = SpecDecodeEnv(
+        return SpecDecodeEnv(
             self.pool,
             self.config.workload,
             prompts=self.config.prompts,
@@ -176,8 +183,6 @@ class Comparison:
             clock=self.clock,
             baseline=self.baselines[exact],
         )
-        env.reset(seed=self.config.seed)
-        return env
 
     def make_controller(self, name: str) -> Controller:
         """The controller of this name."""
@@ -211,11 +216,14 @@ class Comparison:
     def warm_up(self, request: Request) -> None:
         """Runs every plan's shapes once on a request that is not compared; nothing is learned."""
         for env in (self.envs["none"], self.envs[FAST]):
-            env.reset(options={"request": request})
-            for action in range(min(len(env.table), self.config.max_new_tokens)):
-                if not env.state or env.state.is_finished:
-                    break
-                env.step(action)
+            _, info = env.reset(options={"request": request})
+            for action in range(len(env.table)):
+                if env.state is None or env.state.is_finished:
+                    _, info = env.reset(options={"request": request})
+                if info["action_mask"][action]:
+                    info = env.step(action)[-1]
+                if "error" in info:
+                    raise StepError(f"warm-up: {info['error']}")
             env.observer.clear()
 
     def bar(self) -> Progress:
@@ -235,9 +243,7 @@ class Comparison:
         for name, records in self.done.records.items():
             scalars = step_scalars(records[-1].steps, experts)
             scalars["spec/speedup"] = speedup(none, records)
-            scalars["spec/slowdown_worst"] = max(
-                ours.seconds / theirs.seconds for theirs, ours in zip(none, records, strict=True)
-            )
+            scalars["spec/slowdown_worst"] = 1.0 / min(request_speedups(none, records))
             self.boards[name].scalars(scalars, self.done.num_tokens)
         self.done.steps_size = steps_size
         self.done.states = {
@@ -268,7 +274,8 @@ class Comparison:
         first = self.done.num_tokens + 1
         self.boards = {name: Board(self.folder / slug(name), first) for name in self.envs}
         for name, board in self.boards.items():
-            board.hyperparameters({"controller": name} | dataclasses.asdict(self.config))
+            options = describe_options("none" if name == FAST else name)
+            board.hyperparameters(options | dataclasses.asdict(self.config))
 
     def results(self) -> dict[str, Any]:
         """What ``results.json`` holds, from the rounds finished so far."""
@@ -279,10 +286,15 @@ class Comparison:
             "schema": SCHEMA,
             "pool": self.pool.name,
             "workload": self.config.workload,
-            "machine": describe_machine(),
+            "machine": describe_machine(self.pool.model(self.pool.target).device),
             "num_requests": rounds,
             "exact": self.config.exact,
             "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
+            "calibration": {
+                name: controller.calibration()
+                for name, controller in self.controllers.items()
+                if isinstance(controller, SpecRouter)
+            },
             "exact_over_fast": seconds_per_token(none) / seconds_per_token(fast),
             "lossless": check_lossless(
                 self.pool,
@@ -308,9 +320,9 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         MismatchError: If a text differs from plain decoding's by more than a near-tie.
     """
     name = config.name or time.strftime("compare-%Y%m%d-%H%M%S")
-    folder = open_run(config.runs, name, RESULTS_FILE, config.overwrite)
-    check_same_config(folder, config)
     pool = make_pool(config)
+    check_controllers(config, pool)
+    folder = open_run(config, name, RESULTS_FILE)
     if "ppo" in config.controllers:
         train_first(config, folder / TRAINING_FOLDER, pool, console)
     comparison = Comparison(config, folder, pool, console)
@@ -318,20 +330,40 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
         results = comparison.run()
     except KeyboardInterrupt:
         console.print(f"stopped; {comparison.done.num_rounds} requests are in {folder}")
+        console.print(f"the same command with --name {name} goes on after them")
         if comparison.done.num_rounds:
             console.print(results_table(comparison.results()))
         raise
     finally:
         comparison.close()
     write_json(folder / RESULTS_FILE, results)
-    console.print(results_table(results))
-    console.print(describe(results, folder))
+    output = Console()
+    output.print(results_table(results))
+    output.print(describe(results, folder))
     if results["lossless"]["mismatches"]:
         raise MismatchError(
             f"{results['lossless']['mismatches']} texts differ from plain decoding's by more than "
             f"a near-tie; see {folder / RESULTS_FILE}"
         )
+    if config.exact and results["lossless"]["near_ties"]:
+        raise MismatchError(
+            f"{results['lossless']['near_ties']} texts differ from plain decoding's in a near-tie, "
+            f"which exact mode rules out; see {folder / RESULTS_FILE}"
+        )
     return results
+
+
+def check_controllers(config: CompareConfig, pool: ModelPool) -> None:
+    """Refuses names, options and requests before anything is written or trained.
+
+    Raises:
+        ValueError: If a controller or the workload is refused.
+    """
+    env = SpecDecodeEnv(pool, config.workload, prompts=config.prompts, split=config.split)
+    features = [feature.name for feature in env.features]
+    for name in config.controllers:
+        if name != "ppo":
+            make_controller(name, env.plans, features, config.seed)
 
 
 def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: Console) -> None:
@@ -341,9 +373,7 @@ def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: C
     folder.mkdir(parents=True, exist_ok=True)
     shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(EnvSettings)}
     other: Literal["train", "held-out"] = "held-out" if config.split == "train" else "train"
-    settings = TrainConfig(
-        **shared, split=other, ppo=PPOConfig(num_steps=config.train_steps, seed=config.seed)
-    )
+    settings = TrainConfig(**shared, split=other, ppo=PPOConfig(num_steps=config.train_steps))
     train_in(folder, pool, settings, console)
 
 

@@ -56,6 +56,24 @@ def make_controller(
     return factory(plans, **options)
 
 
+def describe_options(spec: str) -> dict[str, Any]:
+    """A controller's settings by name: its constructor's defaults, and what the spec changes."""
+    name, _, rest = spec.partition(":")
+    if name not in FACTORIES:
+        return {"controller": name, "model": rest}
+    factory = FACTORIES[name]
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    if name == "static":
+        changed = {"plan": rest} if rest else {}
+    else:
+        changed = parse_options(spec, rest, factory) if rest else {}
+    return {"controller": name} | defaults | changed
+
+
 def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str, Any]:
     """Options ``name=value`` of a spec, checked against the constructor's.
 

@@ -15,47 +15,44 @@ CONFIG_FILE = "config.json"
 NOT_SETTINGS = ("overwrite", "runs", "name")
 
 
-def open_run(runs: Path, name: str, finished_file: str, overwrite: bool) -> Path:
-    """The folder of a run, made if need be.
+def open_run(config: Any, name: str, finished_file: str) -> Path:
+    """The folder of a run, made if need be, with its settings written down.
+
+    A stopped run of the same settings is opened as it is, to go on. ``config.overwrite`` replaces
+    a finished run, and a stopped one of other settings.
 
     Raises:
-        ValueError: If the name is no plain word, or a finished run of this name is in the way.
+        ValueError: If the name is no plain word, or another run of this name is in the way.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(f"name: must be letters, digits, '.', '_' and '-'; got {name!r}")
-    folder = runs / name
+    folder = config.runs / name
     if folder.exists() and any(folder.glob("*.py")):
         raise ValueError(f"name: {folder} holds source code; choose another name")
-    if (folder / finished_file).exists():
-        if not overwrite:
+    differing = differing_setting(folder, config)
+    if (folder / finished_file).exists() or differing:
+        if not config.overwrite:
             raise ValueError(
-                f"name: run {name!r} is finished ({folder / finished_file}); choose another "
+                f"{differing or f'name: run {name!r} is finished'} ({folder}); choose another "
                 f"--name, or replace it with --overwrite"
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG_FILE, as_plain(config))
     return folder
 
 
-def check_same_config(folder: Path, config: Any) -> None:
-    """Writes the settings down, or checks that a stopped run was begun with the same.
-
-    Raises:
-        ValueError: If a setting differs; the message names it.
-    """
-    settings = as_plain(config)
+def differing_setting(folder: Path, config: Any) -> str:
+    """What a stopped run in this folder was begun with instead; empty if there is no such thing."""
     path = folder / CONFIG_FILE
     if not path.exists():
-        write_json(path, settings)
-        return
-    before = json.loads(path.read_text())
-    for key in settings.keys() | before.keys():
-        if key not in NOT_SETTINGS and settings.get(key) != before.get(key):
-            raise ValueError(
-                f"{key}: the stopped run in {folder} was begun with {before.get(key)!r}, this "
-                f"one asks for {settings.get(key)!r}; give the same settings to go on with it, "
-                f"or choose another --name"
-            )
+        return ""
+    settings, before = as_plain(config), json.loads(path.read_text())
+    for key in sorted(settings.keys() | before.keys()):
+        ours, theirs = settings.get(key), before.get(key)
+        if key not in NOT_SETTINGS and ours != theirs:
+            return f"{key}: the stopped run was begun with {theirs!r}, this one asks for {ours!r}"
+    return ""
 
 
 def as_plain(config: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request
 
-DIVERGENCE_EVERY = 16  # speculative steps between two measurements of D_TV; about 0.1 ms a step
+DIVERGENCE_EVERY = 16  # uses of a chain between two measurements of D_TV; about 0.1 ms a step
 
 
 class StepError(RuntimeError):
@@ -76,10 +76,6 @@ class RequestRecord:
     def total(self, key: str) -> float:
         """Sum of a step's entry over the request."""
         return sum(step[key] for step in self.steps)
-
-    def share(self, key: str) -> float:
-        """Share of steps in which this entry is 0."""
-        return sum(step[key] == 0 for step in self.steps) / len(self.steps)
 
 
 STEP_KEYS = (

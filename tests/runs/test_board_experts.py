@@ -7,6 +7,7 @@ from specgym.runs.board import LAYOUT, step_scalars
 
 STEP = {
     "tokens": 1,
+    "total_seconds": 1.0,
     "iter_seconds": 0.1,
     "baseline_seconds": 0.1,
     "chain": "target",

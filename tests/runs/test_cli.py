@@ -5,6 +5,7 @@ import pytest
 
 from specgym.runs.cli import main, split_lists
 from specgym.runs.compare import CompareConfig
+from specgym.runs.generate import GenerateConfig
 
 
 def test_help_lists_the_commands(capsys):
@@ -47,6 +48,7 @@ def test_lists_take_commas_and_spaces():
     ways = (["--k-values", "1,2"], ["--k-values", "1", "2"], ["--k-values=1,2"])
     assert {tuple(split_lists(CompareConfig, way)) for way in ways} == {("--k-values", "1", "2")}
     assert split_lists(CompareConfig, ["--pool", "a=b,c=d"]) == ["--pool", "a=b,c=d"]
+    assert split_lists(GenerateConfig, ["--stop", "a, b"]) == ["--stop", "a, b"]
 
 
 def test_a_broken_prompt_file_is_named_with_line_and_field(tiny_spec, tmp_path, capsys):

@@ -66,7 +66,8 @@ def scalars(folder):
 
 
 def test_all_controllers_head_to_head(command, tmp_path, capsys):
-    assert main(command("full", "--train-steps", "128", controllers=CONTROLLERS)) == 0
+    flags = ("--train-steps", "128", "--split", "held-out")
+    assert main(command("full", *flags, controllers=CONTROLLERS)) == 0
     results = read(tmp_path, "full")
     assert results["schema"] == 1
     assert set(results["controllers"]) == set(CONTROLLERS)
@@ -81,6 +82,7 @@ def test_all_controllers_head_to_head(command, tmp_path, capsys):
     assert tokens == results["controllers"]["ucb"]["tokens"]
     config = json.loads((tmp_path / "full" / "config.json").read_text())
     assert config["max_new_tokens"] == 24
+    assert results["calibration"]["specrouter"]["plans"]
 
 
 def test_tensorboard_has_the_same_tags_for_every_controller(command, tmp_path):
@@ -141,6 +143,38 @@ def test_stopped_comparison_goes_on_to_the_same_results(command, tmp_path, monke
     assert sorted(lines[0]) == sorted(lines[1])
     steps = [step for step, _ in scalars(tmp_path / "halted" / "ucb")["spec/utility"]]
     assert steps == [24, 48, 72]
+
+
+def test_ppo_is_never_trained_on_what_is_compared(command, capsys):
+    assert main(command("mixed", controllers=("none", "ppo"))) == 2
+    assert "held-out" in capsys.readouterr().err
+
+
+def test_a_refused_command_leaves_nothing_in_the_way(command, tmp_path, capsys):
+    assert main(command("name", controllers=("none", "ubc"))) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert not (tmp_path / "name").exists()
+    assert main(command("name", requests=1)) == 0
+
+
+def test_overwrite_replaces_a_stopped_run_of_other_settings(command, tmp_path, monkeypatch):
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run_request", stops)
+        assert main(command("stopped")) == 130
+    assert main(command("stopped", "--seed", "1", requests=1)) == 2
+    assert main(command("stopped", "--seed", "1", "--overwrite", requests=1)) == 0
+
+
+def test_near_ties_fail_the_command_in_exact_mode_alone(command, monkeypatch):
+    def two_near_ties(*_, **__):
+        return {"checked": 3, "identical": 1, "near_ties": 2, "mismatches": 0}
+
+    monkeypatch.setattr(module, "check_lossless", two_near_ties)
+    assert main(command("exact", requests=1)) == 1
+    assert main(command("fast", "--no-exact", requests=1)) == 0
 
 
 def test_finished_run_is_not_touched_without_being_asked(command, tmp_path, capsys):

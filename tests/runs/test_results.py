@@ -24,6 +24,12 @@ def test_speedup_is_a_ratio_of_sums_not_a_mean_of_ratios():
     assert speedup(none, ours) != pytest.approx((0.5 + 2.0) / 2)
 
 
+def test_a_shorter_text_is_no_speed_up():
+    none, cut = [record(4.0, 40)], [record(1.0, 10)]
+    assert speedup(none, cut) == pytest.approx(1.0)
+    assert bootstrap(none, cut) == pytest.approx((1.0, 1.0))
+
+
 def test_interval_holds_the_ratio_and_widens_with_spread():
     rng = np.random.default_rng(0)
     none = [record(1.0, 4) for _ in range(40)]

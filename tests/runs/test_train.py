@@ -114,6 +114,23 @@ def test_killed_training_goes_on_with_one_clean_curve(command, tmp_path):
     assert not (folder / "checkpoints").exists()
 
 
+def test_every_flag_reaches_the_training(command, tmp_path):
+    flags = {
+        "base": (),
+        "seed": ("--seed", "1"),
+        "tokens": ("--max-new-tokens", "12"),
+        "reward": ("--reward", "utility"),
+        "rate": ("--ppo.learning-rate", "0.1"),
+        "gamma": ("--ppo.gamma", "0.5"),
+    }
+    weights = {}
+    for name, more in flags.items():
+        assert main([*command(name, 64), *more]) == 0
+        policy = PPO.load(tmp_path / name / "model.zip", device="cpu").policy
+        weights[name] = policy.action_net.bias.detach().numpy()
+    assert all(not np.array_equal(weights["base"], weights[n]) for n in flags if n != "base")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
