@@ -107,7 +107,7 @@ def demo() -> CompareConfig:
         controllers=ALL_CONTROLLERS,
         workload="all-4",
         num_requests=12,
-        train_steps=2560,
+        train_steps=2048,
         max_new_tokens=128,
         name="demo",
         overwrite=True,
