@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ class Board:
     """
 
     def __init__(self, folder: Path, first_step: int | None = None):
+        wait_for_later_name(folder)
         self.writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -58,6 +60,17 @@ class Board:
     def close(self) -> None:
         """Finishes the file."""
         self.writer.close()
+
+
+def wait_for_later_name(folder: Path) -> None:
+    """Waits until a new event file's name sorts behind those there are: at most a second.
+
+    TensorBoard reads a run's files in the order of their names, which begin with the second they
+    were made in; a file of a resumed run must not come before the one it continues.
+    """
+    seconds = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
+    while seconds and max(seconds) >= int(time.time()):
+        time.sleep(0.05)
 
 
 def step_scalars(

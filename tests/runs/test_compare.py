@@ -1,9 +1,11 @@
 import json
+import re
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from specgym.runs import compare as module
+from specgym.runs.board import Board
 from specgym.runs.cli import main
 
 CONTROLLERS = (
@@ -143,6 +145,17 @@ def test_stopped_comparison_goes_on_to_the_same_results(command, tmp_path, monke
     assert sorted(lines[0]) == sorted(lines[1])
     steps = [step for step, _ in scalars(tmp_path / "halted" / "ucb")["spec/utility"]]
     assert steps == [24, 48, 72]
+
+
+def test_a_resumed_curve_is_clean_within_the_same_second(tmp_path):
+    for first_step, steps in ((1, (10, 20, 30)), (21, (30, 40))):
+        board = Board(tmp_path, first_step)
+        for step in steps:
+            board.scalars({"x": float(first_step)}, step)
+        board.close()
+        for path in tmp_path.glob("*events*"):  # as of a process of a larger id: sorts last
+            path.rename(tmp_path / re.sub(r"\.(\d+)\.(\d+)$", r".9999999.\2", path.name))
+    assert scalars(tmp_path)["x"] == [(10, 1.0), (20, 1.0), (30, 21.0), (40, 21.0)]
 
 
 def test_ppo_is_never_trained_on_what_is_compared(command, capsys):
