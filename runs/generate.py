@@ -13,7 +13,7 @@ from specgym.engine.types import SamplingParams
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.controllers import make_controller
-from specgym.runs.loop import DIVERGENCE_EVERY, StepError
+from specgym.runs.loop import begin_request, run_steps
 from specgym.runs.settings import PoolSettings, make_pool
 
 
@@ -89,20 +89,11 @@ def stream(env: SpecDecodeEnv, spec: str, seed: int) -> Iterator[tuple[str, dict
         StepError: If the engine failed.
     """
     controller = make_controller(spec, env.plans, [f.name for f in env.features], seed)
-    every = DIVERGENCE_EVERY if controller.needs_divergence else 0
-    observation, info = env.reset(seed=seed, options={"divergence_every": every})
-    controller.begin({k: info[k] for k in ("request_id", "num_prompt", "max_new_tokens")})
-    tokenizer, tokens, shown, done = env.pool.tokenizer, [], 0, False
-    while not done:
-        action = controller.act(observation, info["action_mask"])
-        held = env.state
-        observation, reward, terminated, truncated, info = env.step(action)
-        if "error" in info:
-            raise StepError(info["error"])
-        controller.observe(action, reward, info)
-        done = terminated or truncated
-        assert held is not None
-        tokens = held.output()
+    observation, begun = begin_request(env, controller, env.workload.requests[0])
+    tokenizer, shown = env.pool.tokenizer, 0
+    for _, _, info in run_steps(env, controller, observation, begun):
+        assert env.state is not None
+        tokens, done = env.state.output(), env.state.is_finished
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         whole = len(text) if done or not text.endswith("\ufffd") else len(text) - 1
         yield text[shown:whole], info

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,25 +104,45 @@ STEP_KEYS = (
 )
 
 
+def begin_request(
+    env: SpecDecodeEnv, controller: Controller, request: Request
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Resets the environment to a request, as the controller needs it; the reset's return."""
+    every = DIVERGENCE_EVERY if controller.needs_divergence else 0
+    observation, info = env.reset(options={"request": request, "divergence_every": every})
+    controller.begin({key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")})
+    return observation, info
+
+
+def run_steps(
+    env: SpecDecodeEnv, controller: Controller, observation: np.ndarray, info: dict[str, Any]
+) -> Iterator[tuple[int, float, dict[str, Any]]]:
+    """Action, reward and ``info`` of every step until the episode ends.
+
+    Raises:
+        StepError: If the engine failed in some step.
+    """
+    done = False
+    while not done:
+        action = controller.act(observation, info["action_mask"])
+        observation, reward, terminated, truncated, info = env.step(action)
+        if "error" in info:
+            raise StepError(f"request {info['request_id']!r}: {info['error']}")
+        controller.observe(action, reward, info)
+        done = terminated or truncated
+        yield action, reward, info
+
+
 def run_request(env: SpecDecodeEnv, controller: Controller, request: Request) -> RequestRecord:
     """Decodes one request under a controller.
 
     Raises:
         StepError: If the engine failed in some step.
     """
-    every = DIVERGENCE_EVERY if controller.needs_divergence else 0
-    observation, info = env.reset(options={"request": request, "divergence_every": every})
-    controller.begin({key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")})
-    record = RequestRecord(request.id, request.category, info["prefill_seconds"])
-    done = False
-    while not done:
-        action = controller.act(observation, info["action_mask"])
-        observation, reward, terminated, truncated, info = env.step(action)
-        if "error" in info:
-            raise StepError(f"request {request.id!r}: {info['error']}")
-        controller.observe(action, reward, info)
+    observation, begun = begin_request(env, controller, request)
+    record = RequestRecord(request.id, request.category, begun["prefill_seconds"])
+    for action, reward, info in run_steps(env, controller, observation, begun):
         record.steps.append({"action": action, "reward": reward} | take(info))
-        done = terminated or truncated
     record.seconds = record.total("total_seconds")
     record.output = info["output"]
     return record
