@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
-
-from specgym.engine.cache import MaskedKVCache
 
 logger = logging.getLogger(__name__)
 PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
@@ -86,6 +84,16 @@ def is_lean(model: nn.Module) -> bool:
     return type(model) is LlamaForCausalLM and model.config.hidden_act == "silu"
 
 
+class KeyValues(Protocol):
+    """Where a layer puts its keys and values, and what it attends to (``MaskedKVCache`` is one)."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes a window's states [B, G, T, D]; returns keys and values, [B, G, S, D]."""
+        ...
+
+
 class LeanLlama:
     """The forward of a Llama, one function per layer, with fused q/k/v and gate/up linears.
 
@@ -119,20 +127,33 @@ class LeanLlama:
         tokens_BT: torch.Tensor,
         positions_BT: torch.Tensor,
         mask_B1TS: torch.Tensor,
-        cache: MaskedKVCache,
+        cache: KeyValues,
         *,
         need_logits: bool,
     ) -> torch.Tensor | None:
         """Logits [B, T, vocab] of a window, or None when nobody needs them."""
+        states = self.states(tokens_BT, positions_BT, mask_B1TS, cache)[-1]
+        return self.head(states) if need_logits else None
+
+    def states(
+        self,
+        tokens_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        mask_B1TS: torch.Tensor,
+        cache: KeyValues,
+        taps: tuple[int, ...] = (),
+    ) -> list[torch.Tensor]:
+        """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head."""
         x = F.embedding(tokens_BT, self.embedding)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
         folded_mask = mask_B1TS.repeat(1, 1, self.num_heads // self.num_kv_heads, 1)
+        tapped = []
         for index, layer in enumerate(self.layers):
+            if index in taps:
+                tapped.append(x)
             x = x + self.attend(layer, x, (cos, sin), folded_mask, cache, index)
             x = x + self.feed_forward(layer, x)
-        if not need_logits:
-            return None
-        return self.head(F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps))
+        return [*tapped, F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps)]
 
     def attend(
         self,
@@ -140,7 +161,7 @@ class LeanLlama:
         x: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         folded_mask: torch.Tensor,
-        cache: MaskedKVCache,
+        cache: KeyValues,
         index: int,
     ) -> torch.Tensor:
         """The attention block's output, [B, T, hidden]."""
