@@ -17,6 +17,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
@@ -106,6 +107,7 @@ class Checkpoints(BaseCallback):
         self.report = on_step
 
     def _on_rollout_start(self) -> None:
+        assert isinstance(self.model, PPO)
         save_checkpoint(self.model, self.folder)
 
     def _on_step(self) -> bool:
@@ -249,14 +251,15 @@ class PPOController:
         policy = PPO.load(folder / MODEL_FILE, device="cpu").policy
         with (folder / NORMALIZATION_FILE).open("rb") as file:
             normalized: VecNormalize = pickle.load(file)
-        assert isinstance(normalized.obs_rms.mean, np.ndarray)  # type: ignore[union-attr]
-        self._mean = normalized.obs_rms.mean  # type: ignore[union-attr]
-        self._deviation = np.sqrt(
-            normalized.obs_rms.var + normalized.epsilon  # type: ignore[union-attr]
-        )
-        self._clip = normalized.clip_obs
+        statistics = normalized.obs_rms
+        assert isinstance(statistics, RunningMeanStd)
+        self._mean: np.ndarray = statistics.mean
+        self._deviation: np.ndarray = np.sqrt(statistics.var + normalized.epsilon)
+        self._clip: float = normalized.clip_obs
         layers = [m for m in policy.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)]
-        self._layers = [as_arrays(layer) for layer in (*layers, policy.action_net)]
+        self._layers: list[tuple[np.ndarray, np.ndarray]] = [
+            as_arrays(layer) for layer in (*layers, policy.action_net)
+        ]
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Takes note of a new request: nothing to do."""

@@ -41,6 +41,12 @@ class MaskedLayer(CacheLayerMixin):
         length = self.owner.attended_length(stop)
         return self.keys[:, :, :length], self.values[:, :, :length]
 
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """The buffers of keys and of values, [B, H, S, D]; none before the first forward."""
+        if self.keys is None or self.values is None:
+            return ()
+        return self.keys, self.values
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Attended length and offset, as transformers' mask builder asks for them."""
         return self.owner.attended_length(self.owner.num_used + query_length), 0
@@ -83,7 +89,8 @@ class MaskedKVCache(Cache):
         kv_length: int | None = None,
         sliding_window: int | None = None,
     ):
-        super().__init__(layers=[MaskedLayer(self) for _ in range(num_layers)])
+        self.buffers = [MaskedLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self.buffers))
         assert kv_length is None or kv_length <= num_slots
         self.num_sequences = batch_size
         self.num_slots = num_slots
@@ -191,11 +198,10 @@ class MaskedKVCache(Cache):
     @torch.inference_mode()
     def scrub(self) -> None:
         """Zeroes every slot that holds nothing; a NaN there would poison what attends past it."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                empty_B1S1 = ~self.valid_BS[:, None, :, None]
-                layer.keys.masked_fill_(empty_B1S1, 0.0)
-                layer.values.masked_fill_(empty_B1S1, 0.0)
+        empty_B1S1 = ~self.valid_BS[:, None, :, None]
+        for layer in self.buffers:
+            for states_BHSD in layer.states():
+                states_BHSD.masked_fill_(empty_B1S1, 0.0)
 
     @torch.inference_mode()
     def compact(self) -> None:
@@ -203,12 +209,11 @@ class MaskedKVCache(Cache):
         width = max((len(slots) for slots in self.row_slots), default=0)
         padded = [slots + [0] * (width - len(slots)) for slots in self.row_slots]
         order_BW = torch.tensor(padded, dtype=torch.long, device=self.valid_BS.device)
-        for layer in self.layers:
-            if layer.is_initialized:
-                for buffer_BHSD in (layer.keys, layer.values):
-                    heads, size = buffer_BHSD.shape[1], buffer_BHSD.shape[3]
-                    index = order_BW[:, None, :, None].expand(-1, heads, -1, size)
-                    buffer_BHSD[:, :, :width] = buffer_BHSD.gather(2, index)
+        for layer in self.buffers:
+            for states_BHSD in layer.states():
+                heads, size = states_BHSD.shape[1], states_BHSD.shape[3]
+                index = order_BW[:, None, :, None].expand(-1, heads, -1, size)
+                states_BHSD[:, :, :width] = states_BHSD.gather(2, index)
         self.valid_BS.zero_()
         for row, slots in enumerate(self.row_slots):
             self.row_slots[row] = list(range(len(slots)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -330,8 +329,3 @@ def eos_ids_of(model: Any, tokenizer: Any) -> list[int]:
     if eos is None:
         return []
     return list(eos) if isinstance(eos, (list, tuple)) else [eos]
-
-
-def describe_source(spec: str) -> list[tuple[str, str, bool]]:
-    """Name, source and whether it lies on this machine, for each neural member of a pool."""
-    return [(name, source, Path(source).exists()) for name, source in parse_pool(spec).items()]

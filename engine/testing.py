@@ -5,6 +5,7 @@ Tiny random models are real transformers models of the full code path, only smal
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 
@@ -57,7 +58,7 @@ def tiny_llama(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    return model.to(dtype).eval().requires_grad_(False)
+    return frozen(model, dtype)
 
 
 def tiny_tokenizer(vocab_size: int = 98) -> PreTrainedTokenizerFast:
@@ -83,9 +84,15 @@ def tiny_tokenizer(vocab_size: int = 98) -> PreTrainedTokenizerFast:
     )
 
 
+def frozen(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+    """The model in this type, for inference only."""
+    nn.Module.to(model, dtype)
+    return model.eval().requires_grad_(False)
+
+
 def perturbed(model: LlamaForCausalLM, noise: float, seed: int = 0) -> LlamaForCausalLM:
     """A copy of a model with relative Gaussian noise on its weights: a drafter that half agrees."""
-    twin = type(model)(model.config)
+    twin = type(model)(copy.deepcopy(model.config))
     generator = torch.Generator().manual_seed(seed)
     weights = {
         name: value + noise * value.std() * torch.randn(value.shape, generator=generator)
@@ -94,7 +101,7 @@ def perturbed(model: LlamaForCausalLM, noise: float, seed: int = 0) -> LlamaForC
         for name, value in model.float().state_dict().items()
     }
     twin.load_state_dict(weights)
-    return twin.to(model.dtype).eval().requires_grad_(False)
+    return frozen(twin, model.dtype)
 
 
 def tiny_pool(
@@ -123,7 +130,7 @@ def tiny_pool(
     names = ("draft", "mid")
     drafters = [perturbed(target, each, seed + 1 + i) for i, each in enumerate(noise)]
     models = [*zip(names, drafters, strict=False), ("target", target)]
-    members = [ModelMember(name, model.to(dtype), lean=lean) for name, model in models]
+    members = [ModelMember(name, frozen(model, dtype), lean=lean) for name, model in models]
     return ModelPool(
         [NGramMember(), *members],
         k_values=k_values,

@@ -130,6 +130,8 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
                 f"max_new_tokens and num_requests: must be >= 1; "
                 f"got {max_new_tokens} and {num_requests}"
             )
+        if isinstance(stop, str) or not all(stop):
+            raise ValueError(f"stop: must be a list of strings that are not empty; got {stop!r}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode: must be None or 'ansi'; got {render_mode!r}")
         self.reward_of = get_reward(reward)

@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("stopped; what was measured is on disk, the same command goes on")
         return 130
+    except SystemExit as ended:  # tyro has printed help, or what is wrong
+        return ended.code if isinstance(ended.code, int) else 1
     except BrokenPipeError:
         return 141
     except ValueError as error:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -388,5 +389,5 @@ def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None
 
 
 def slug(name: str) -> str:
-    """A controller's name as a folder's."""
-    return "".join(c if c.isalnum() or c in "-_.@=" else "-" for c in name).strip("-")
+    """A controller's name as a folder's: runs of other characters become one hyphen."""
+    return re.sub(r"[^A-Za-z0-9_.@=]+", "-", name).strip("-")

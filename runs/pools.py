@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, probe_baseline, start
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, describe_source
-from specgym.engine.sources import fetch_smollm2
+from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
+from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.runs.settings import PoolSettings, make_pool
 
@@ -63,8 +64,9 @@ def list_pools(console: Console) -> None:
     """Prints the built-in pools and where their weights come from."""
     table = Table("pool", "member", "source", "on this machine")
     for pool in BUILT_IN_POOLS:
-        for name, source, is_here in describe_source(pool):
-            table.add_row(pool, name, source, "yes" if is_here else "no: specgym pool fetch")
+        for name, source in parse_pool(pool).items():
+            here = "yes" if is_local(source) else f"no: specgym pool fetch {pool}"
+            table.add_row(pool, name, source, here)
     console.print(table)
     console.print('any other: --pool "draft=PATH,target=PATH" with local folders or hub ids')
 
@@ -82,17 +84,19 @@ def fetch_pool(config: FetchConfig, console: Console) -> None:
 
 def show_pool(pool: ModelPool, console: Console) -> None:
     """Prints members with sizes and milliseconds per forward, and the legal chains."""
-    table = Table("member", "architecture", "parameters", "memory")
-    for rows in TIMED_ROWS:
-        table.add_column(f"{rows} tok", justify="right")
+    title = f"{pool.name}: milliseconds of a forward of 1 .. {TIMED_ROWS[-1]} tokens"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("member", "kind", "parameters", "memory", *map(str, TIMED_ROWS)):
+        table.add_column(header, justify="right" if header.isdigit() else "left", no_wrap=True)
     for name, member in pool.members.items():
         if not isinstance(member, ModelMember):
-            table.add_row(name, type(member).__name__, "0", "0")
+            table.add_row(name, "prompt lookup", "", "")
             continue
-        timed = [f"{1e3 * seconds_of(member, rows):.1f} ms" for rows in TIMED_ROWS]
+        timed = [f"{1e3 * seconds_of(member, rows):.1f}" for rows in TIMED_ROWS]
+        kind = member.architecture.removesuffix("ForCausalLM")
         size = f"{member.num_parameters / 1e6:.1f} M"
         memory = f"{member.num_bytes / 2**20:.0f} MiB"
-        table.add_row(name, member.architecture, size, memory, *timed)
+        table.add_row(name, kind, size, memory, *timed)
     console.print(table)
     console.print(f"iteration without speculation, exact: {1e3 * plain_seconds(pool):.1f} ms")
     console.print(f"chains: {', '.join('>'.join(chain) for chain in pool.chains)}", markup=False)

@@ -15,6 +15,7 @@ from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.runs.board import Board, step_scalars
 from specgym.runs.folder import check_same_config, open_run
+from specgym.runs.loop import StepError
 from specgym.runs.settings import EnvSettings, make_pool
 
 REPORTED = ("spec/utility", "spec/accepted", "spec/share_k0")
@@ -110,11 +111,16 @@ class Watcher:
         return self.bar
 
     def on_step(self, info: Mapping[str, Any], num_steps: int) -> None:
-        """Takes a step in; after every rollout's worth it writes the pooled numbers."""
-        if "error" not in info:
-            self.steps.append(info)
+        """Takes a step in; after every rollout's worth it writes the pooled numbers.
+
+        Raises:
+            StepError: If the engine failed: nothing can be learned from it.
+        """
+        if "error" in info:
+            raise StepError(info["error"])
+        self.steps.append(info)
         self.bar.update(self.task, completed=num_steps)
-        if num_steps % self.config.rollout_steps or not self.steps:
+        if num_steps % self.config.rollout_steps:
             return
         scalars = step_scalars(self.steps)
         saved = sum(step["tokens"] * step["baseline_seconds"] for step in self.steps)

@@ -26,7 +26,7 @@ RAGGED = (  # batch 4: lengths from one token on, budgets down to none, a loop f
 prompts = st.lists(st.integers(0, VOCAB - 1) | st.integers(0, 2), min_size=1, max_size=20).map(
     tuple
 )
-requests = st.builds(DecodeRequest, prompts, st.integers(0, 24))
+requests = st.builds(DecodeRequest, prompts, st.integers(0, 20))
 batches = st.sampled_from((1, 4)).flatmap(
     lambda size: st.lists(requests, min_size=size, max_size=size)
 )
@@ -50,7 +50,7 @@ def in_order(pool, order):
 
 
 @pytest.mark.parametrize(("lean", "exact"), FORMS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(batch=batches, order=plan_orders)
 def test_any_plans_give_the_tokens_of_plain_decoding(pools, lean, exact, batch, order):
     pool = pools[lean]
@@ -74,12 +74,11 @@ def test_every_chain_and_k_gives_the_tokens_of_plain_decoding(pools, chain):
 
 @pytest.mark.parametrize(("lean", "exact"), FORMS)
 def test_a_long_ragged_batch_stays_lossless_as_rows_end_and_members_come_and_go(pools, lean, exact):
-    batch = [DecodeRequest(tuple(range(n)), 30 + 20 * i) for i, n in enumerate((1, 50, 3, 20))]
-    for seed in range(2):
-        state, results = decode(pools[lean], batch, random_plans(pools[lean], seed), exact=exact)
-        assert [state.output(row) for row in range(4)] == plain(pools[lean], batch, exact)
-        assert sum(result.num_accepted for result in results) > 0
-        assert any(not result.num_accepted for result in results if result.num_drafted)
+    batch = [DecodeRequest(tuple(range(n)), 20 + 15 * i) for i, n in enumerate((1, 50, 3, 20))]
+    state, results = decode(pools[lean], batch, random_plans(pools[lean], 0), exact=exact)
+    assert [state.output(row) for row in range(4)] == plain(pools[lean], batch, exact)
+    assert sum(result.num_accepted for result in results) > 0
+    assert any(not result.num_accepted for result in results if result.num_drafted)
 
 
 def test_a_member_that_lags_far_in_a_ragged_batch_catches_up_within_its_slots():

@@ -183,6 +183,8 @@ def test_a_workload_by_name_is_the_built_in_one(make_env, name):
         ({"reward": "speed"}, "reward: no reward 'speed'"),
         ({"clock": "sun"}, "clock: must be 'wall' or 'counting'; got 'sun'"),
         ({"render_mode": "human"}, "render_mode: must be None or 'ansi'; got 'human'"),
+        ({"stop": "end"}, "stop: must be a list of strings that are not empty; got 'end'"),
+        ({"stop": ["end", ""]}, "stop: must be a list of strings that are not empty"),
         ({"workload": "cod"}, "did you mean 'code'"),
     ],
 )

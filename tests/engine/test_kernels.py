@@ -1,0 +1,161 @@
+"""Kernels change speed only: the same numbers as transformers' and torch's own."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from specgym.engine import kernels
+from specgym.engine.kernels import (
+    PackedLinear,
+    fuse,
+    is_lean,
+    linear,
+    pack_linears,
+    packing_works,
+    rotate,
+)
+from specgym.engine.members import ModelMember
+from specgym.engine.testing import tiny_llama
+
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+VARIANTS = {
+    "grouped": {},
+    "tied": {"tie_word_embeddings": True},
+    "one-kv-head": {"num_key_value_heads": 1},
+    "no-groups": {"num_key_value_heads": 4},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide-heads": {"head_dim": 16},
+    "scaled-rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+}
+
+
+def build(variant, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**(BASE | VARIANTS[variant])))
+    for name, weight in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            weight.data += 0.1 * torch.randn_like(weight)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_lean_forward_gives_the_logits_of_transformers(variant):
+    reference, member = build(variant), ModelMember("target", build(variant))
+    assert member.lean is not None
+    tokens = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
+    expected = reference(tokens).logits
+    memory = member.new_memory(2, 64)
+    windows = [member.forward(memory, tokens[:, a:b].tolist()) for a, b in ((0, 30), (30, 40))]
+    torch.testing.assert_close(torch.cat(windows, dim=1), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_packed_members_give_the_logits_of_transformers_in_bfloat16(lean):
+    """bf16 rounds at other places; the two must agree as closely as bf16 agrees with fp32."""
+    tokens = torch.randint(61, (1, 40), generator=torch.Generator().manual_seed(1))
+    exact = build("grouped").float()(tokens).logits
+    rounded = build("grouped", torch.bfloat16)(tokens).logits.float()
+    member = ModelMember("target", build("grouped", torch.bfloat16), lean=lean)
+    logits = member.forward(member.new_memory(1, 64), tokens.tolist()).float()
+    scale = (rounded - exact).abs().mean()
+    assert (logits - exact).abs().mean() < 1.5 * scale
+
+
+def test_only_plain_llamas_are_lean():
+    assert is_lean(tiny_llama())
+    assert not is_lean(MistralForCausalLM(MistralConfig(**BASE)))
+    model = LlamaForCausalLM(LlamaConfig(**BASE, hidden_act="gelu"))
+    assert not is_lean(model)
+    assert ModelMember("target", model).lean is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 8, 33])
+def test_a_packed_linear_is_the_linear(bias, rows):
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 96, bias=bias).bfloat16().requires_grad_(False)
+    inputs = torch.randn(2, rows, 64).bfloat16()
+    expected = functional.linear(inputs.float(), layer.weight.float())
+    expected = expected + layer.bias.float() if bias else expected
+    outputs = linear(layer.weight, layer.bias)(inputs)
+    assert outputs.dtype == torch.bfloat16
+    torch.testing.assert_close(outputs.float(), expected, atol=0.02, rtol=0.02)
+
+
+def test_linears_are_packed_where_the_processor_can_and_the_tied_embedding_stays():
+    model = build("tied", torch.bfloat16)
+    embedding = model.model.embed_tokens.weight.clone()
+    count = pack_linears(model)
+    if packing_works(torch.bfloat16):
+        assert count == 3 * 7 + 1
+        assert isinstance(model.lm_head, PackedLinear)
+        assert not any(type(module) is nn.Linear for module in model.modules())
+    else:
+        assert count == 0
+    assert torch.equal(model.model.embed_tokens.weight, embedding)
+
+
+def test_float32_is_not_packed():
+    model = build("grouped")
+    assert not packing_works(torch.float32)
+    assert pack_linears(model) == 0
+    assert type(model.lm_head) is nn.Linear
+    assert not isinstance(linear(model.lm_head.weight), PackedLinear)
+
+
+def test_without_packing_plain_linears_are_used_and_the_log_says_why(monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "PACKED_ROWS", "no such thing")
+    with caplog.at_level(logging.WARNING):
+        assert not packing_works.__wrapped__(torch.bfloat16)
+    assert "packed linears are not to be had here" in caplog.text
+
+
+def test_wrong_numbers_of_packed_linears_are_noticed(monkeypatch, caplog):
+    expected = "wrong numbers" if packing_works(torch.bfloat16) else "not to be had"
+    monkeypatch.setattr(kernels.torch, "allclose", lambda *args, **options: False)
+    with caplog.at_level(logging.WARNING):
+        assert not packing_works.__wrapped__(torch.bfloat16)
+    assert expected in caplog.text
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_fused_linears_stand_side_by_side(bias):
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, size, bias=bias).requires_grad_(False) for size in (8, 4, 4)]
+    inputs = torch.randn(3, 16)
+    expected = torch.cat([layer(inputs) for layer in layers], dim=-1)
+    torch.testing.assert_close(fuse(*layers)(inputs), expected)
+
+
+def test_rotate_is_transformers_rotation():
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(2, 5, 3, 8, generator=generator)  # [B, T, heads, D]
+    angles = torch.randn(2, 5, 4, generator=generator).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    turned = states.transpose(1, 2)
+    expected, _ = apply_rotary_pos_emb(turned, turned, cos, sin)
+    actual = rotate(states, cos[:, :, None], sin[:, :, None])
+    torch.testing.assert_close(actual, expected.transpose(1, 2))

@@ -1,0 +1,106 @@
+"""Clocks and the baseline."""
+
+import statistics
+import time
+
+import pytest
+
+from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.testing import random_plans, tiny_pool
+from specgym.engine.timing import Baseline, CountingClock, WallClock
+from specgym.engine.types import Plan
+
+
+def timeline(pool, seed, clock):
+    """When every step of a request ended."""
+    state, ends = start(pool, [DecodeRequest((1, 2, 1), 40)], clock), []
+    plans = random_plans(pool, seed)
+    while not state.is_finished:
+        decode_step(pool, state, plans(state), clock)
+        ends.append(clock.now())
+    return ends
+
+
+def test_counting_clock_is_deterministic_and_depends_on_the_decisions():
+    pool = tiny_pool()
+    first, again = timeline(pool, 1, CountingClock()), timeline(tiny_pool(), 1, CountingClock())
+    assert first == again
+    assert first == sorted(first)
+    assert first[0] > 0
+    assert timeline(pool, 2, CountingClock()) != first
+
+
+def test_counting_clock_charges_each_row_after_the_first_in_part():
+    clock = CountingClock(per_row=0.1)
+    clock.charge(2.0, 1)
+    assert clock.now() == pytest.approx(2.0)
+    clock.charge(2.0, 8)
+    assert clock.now() == pytest.approx(2.0 + 2.0 * 1.7)
+
+
+def test_a_smaller_member_costs_less_on_the_counting_clock():
+    pool, clock = tiny_pool(noise=(0.1,)), CountingClock()
+    pool.model("draft").num_parameters //= 10
+    state = start(pool, [DecodeRequest((1, 2, 1), 40)], clock)
+    result = decode_step(pool, state, Plan(("draft", "target"), 1), clock)
+    drafted, verified = result.seconds_of("draft"), result.seconds_of("verify")
+    assert drafted == pytest.approx(verified / 10, rel=0.2)
+
+
+def test_wall_clock_goes_with_real_time_and_charges_nothing():
+    clock = WallClock()
+    before = clock.now()
+    clock.charge(1e9, 8)
+    time.sleep(0.01)
+    assert 0.01 <= clock.now() - before < 1e6
+    assert not clock.deterministic
+    assert not clock.synchronizes
+    assert WallClock("cuda:0").synchronizes
+
+
+def test_baseline_is_the_median_of_the_buckets_samples():
+    baseline = Baseline(bucket=64)
+    baseline.add(70, [3.0, 1.0, 100.0])
+    assert baseline.seconds(70) == 3.0
+    assert baseline.seconds(64) == baseline.seconds(127) == 3.0
+    baseline.add(127, [2.0, 2.0])
+    assert baseline.seconds(100) == statistics.median([3.0, 1.0, 100.0, 2.0, 2.0])
+
+
+def test_baseline_forgets_all_but_the_latest_samples():
+    baseline = Baseline(window=4)
+    baseline.add(10, [9.0, 9.0, 9.0])
+    baseline.add(10, [1.0, 2.0, 3.0, 4.0])
+    assert baseline.seconds(10) == 2.5
+
+
+def test_baseline_of_an_unknown_length_is_the_nearest_buckets():
+    baseline = Baseline(bucket=64)
+    baseline.add(0, [1.0])
+    baseline.add(640, [5.0])
+    assert baseline.seconds(130) == 1.0
+    assert baseline.seconds(500) == 5.0
+    assert baseline.seconds(10_000) == 5.0
+
+
+def test_baseline_is_due_in_a_new_bucket_and_after_so_many_steps():
+    baseline = Baseline(every=3, bucket=64)
+    assert baseline.is_due(10)
+    assert baseline.is_due(10)  # asking does not make it known
+    baseline.add(10, [1.0])
+    assert not baseline.is_due(63)
+    assert baseline.is_due(64)
+    for _ in range(2):
+        baseline.count_step()
+    assert not baseline.is_due(10)
+    baseline.count_step()
+    assert baseline.is_due(10)
+    baseline.add(10, [1.0])
+    assert not baseline.is_due(10)
+
+
+def test_baseline_before_its_first_probe_is_our_fault():
+    baseline = Baseline()
+    baseline.is_due(10)
+    with pytest.raises(AssertionError, match="before its first probe"):
+        baseline.seconds(10)

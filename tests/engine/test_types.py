@@ -1,0 +1,74 @@
+"""Plans: what is legal, what they are called, and when they fit."""
+
+import pytest
+
+from specgym.engine.types import ForwardCost, Plan, StepResult
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "num_verifiers", "max_tokens"),
+    [
+        (Plan(("target",), 0), "none", 0, 1),
+        (Plan(("ngram", "target"), 4), "ngram@4", 1, 5),
+        (Plan(("small", "mid", "target"), 2), "small>mid@2", 2, 4),
+        (Plan(("a", "b", "c", "target"), 1), "a>b>c@1", 3, 4),
+    ],
+)
+def test_a_plan_has_a_name_and_emits_k_and_one_token_per_verifier(
+    plan, name, num_verifiers, max_tokens
+):
+    assert plan.name == name
+    assert plan.num_verifiers == num_verifiers
+    assert plan.max_tokens == max_tokens
+    assert plan.without_speculation() == Plan(("target",), 0)
+
+
+@pytest.mark.parametrize("chain", [("ngram", "target"), ("draft", "mid", "target")])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_plan_fits_where_it_cannot_overrun_what_remains(chain, k):
+    plan = Plan(chain, k)
+    needed = k + len(chain) - 1
+    for remaining in range(12):
+        expected = plan if needed <= remaining else Plan(("target",), 0)
+        assert plan.fit(remaining) == expected
+    assert Plan(("target",), 0).fit(1) == Plan(("target",), 0)
+
+
+@pytest.mark.parametrize(
+    ("chain", "k", "field"),
+    [
+        ((), 0, "chain"),
+        (("a", "a"), 1, "chain"),
+        (("target",), 1, "k"),
+        (("a", "target"), 0, "k"),
+        (("a", "target"), -1, "k"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(chain, k, field):
+    with pytest.raises(ValueError, match=rf"^plan\.{field}: must"):
+        Plan(chain, k)
+
+
+def test_a_step_result_sums_over_rows_and_levels():
+    costs = [
+        ForwardCost("draft", "draft", 1, 8, 0, 0.5),
+        ForwardCost("draft", "catchup", 8, 8, 8, 0.25),
+        ForwardCost("target", "verify", 3, 8, 0, 2.0),
+        ForwardCost("draft", "draft", 1, 8, 0, 1.0),
+    ]
+    plan = Plan(("draft", "mid", "target"), 2)
+    result = StepResult(
+        asked=plan,
+        executed=plan,
+        reason="",
+        tokens=((1, 2, 3), (), (4,)),
+        proposed_per_level=(5, 4),
+        accepted_per_level=(3, 2),
+        seconds=4.0,
+        forwards=tuple(costs),
+        divergence={},
+        draft_entropy=0.0,
+        finish_reasons=(None, "eos", None),
+    )
+    assert (result.num_tokens, result.num_drafted, result.num_accepted) == (4, 5, 2)
+    assert [result.seconds_of(role) for role in ("draft", "verify", "catchup")] == [1.5, 2.0, 0.25]

@@ -1,0 +1,98 @@
+"""Who may import whom, and that every package is packaged."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("engine", "envs", "agents", "baselines", "runs")
+FORBIDDEN = {
+    "engine": {"envs", "agents", "baselines", "runs"},
+    "envs": {"agents", "baselines", "runs"},
+    "agents": {"engine", "envs", "runs"},
+    "baselines": {"engine", "envs", "agents", "runs"},
+    "runs": set(),
+}
+FOREIGN = {  # libraries that a package does without
+    "engine": {"gymnasium", "stable_baselines3", "sb3_contrib", "tensorboard", "tyro"},
+    "envs": {"stable_baselines3", "sb3_contrib", "tensorboard", "tyro", "transformers"},
+    "agents": {"transformers", "tyro"},
+    "baselines": {"torch", "transformers", "stable_baselines3", "tyro"},
+    "runs": set(),
+}
+
+
+def imported(path):
+    """Every module a file imports, anywhere in it, under type checking too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            yield node.module
+            if node.module == "specgym":
+                yield from (f"specgym.{alias.name}" for alias in node.names)
+
+
+def modules(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package):
+    assert modules(package)
+    for path in modules(package):
+        for name in imported(path):
+            top, _, rest = name.partition(".")
+            folder = rest.split(".")[0] if top == "specgym" else None
+            assert folder not in FORBIDDEN[package], f"{path.name} imports {name}"
+            assert top not in FOREIGN[package], f"{path.name} imports {name}"
+            assert top not in PACKAGES, f"{path.name}: import specgym.{name}, not {name}"
+
+
+def test_the_import_check_sees_every_form(tmp_path):
+    source = """
+import a.b, c
+from d.e import f
+from specgym import engine
+if TYPE_CHECKING:
+    from g import h
+def late():
+    import i
+"""
+    path = tmp_path / "source.py"
+    path.write_text(source, encoding="utf-8")
+    expected = ["a.b", "c", "d.e", "specgym", "specgym.engine", "g", "i"]
+    assert sorted(imported(path)) == sorted(expected)
+    path.write_text("from . import b", encoding="utf-8")
+    with pytest.raises(AssertionError, match="relative import"):
+        list(imported(path))
+
+
+def test_packages_of_pyproject_are_those_of_the_tree():
+    """An unlisted package works in an editable install and is missing from the wheel."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    options = config["tool"]["setuptools"]
+    outside = {"tests", "build", "dist"}
+    tree = {
+        path.parent.relative_to(ROOT)
+        for path in ROOT.rglob("__init__.py")
+        if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+        and path.relative_to(ROOT).parts[0] not in outside
+    }
+    expected = {".".join(("specgym", *folder.parts)): folder.as_posix() for folder in tree}
+    assert sorted(options["packages"]) == sorted(expected)
+    assert options["package-dir"] == expected
+    assert set(expected) == {f"specgym.{package}" for package in PACKAGES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_data_files_of_a_package_are_packaged(package):
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = config["tool"]["setuptools"]["package-data"].get(f"specgym.{package}", [])
+    for name in listed:
+        assert (ROOT / package / name).is_file()
+    for path in (ROOT / package).glob("*.json*"):
+        assert path.name in listed
