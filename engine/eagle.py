@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -207,6 +208,18 @@ class EagleCheckpoint:
     draft_ids: torch.Tensor | None
     lm_head: torch.Tensor | None
     embedding: torch.Tensor | None
+
+
+def holds_eagle(source: str) -> bool:
+    """Whether a source is a folder with the weights of an EAGLE head."""
+    folder = Path(source).expanduser()
+    if (folder / WEIGHT_FILES[0]).is_file():
+        with safe_open(folder / WEIGHT_FILES[0], framework="pt") as file:
+            return "fc.weight" in file.keys()  # noqa: SIM118 (not a dictionary)
+    if (folder / WEIGHT_FILES[1]).is_file():
+        weights = torch.load(folder / WEIGHT_FILES[1], mmap=True, weights_only=True)
+        return "fc.weight" in weights
+    return False
 
 
 def load_eagle(folder: Path, num_target_layers: int, dtype: torch.dtype) -> EagleCheckpoint:

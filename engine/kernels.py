@@ -146,7 +146,7 @@ class LeanLlama:
         """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head."""
         x = F.embedding(tokens_BT, self.embedding)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
-        folded_mask = mask_B1TS.repeat(1, 1, self.num_heads // self.num_kv_heads, 1)
+        folded_mask = fold_mask(mask_B1TS, self.num_heads // self.num_kv_heads)
         tapped = []
         for index, layer in enumerate(self.layers):
             if index in taps:
@@ -167,7 +167,6 @@ class LeanLlama:
         """The attention block's output, [B, T, hidden]."""
         B, T, _ = x.shape
         G, D = self.num_kv_heads, self.head_dim
-        groups = self.num_heads // G
         states = layer.qkv(F.rms_norm(x, (self.hidden_size,), layer.attention_norm, self.eps))
         states = states.view(B, T, self.num_heads + 2 * G, D)
         rotated = rotate(states[:, :, : self.num_heads + G], *rotation)
@@ -176,10 +175,8 @@ class LeanLlama:
             states[:, :, self.num_heads + G :].transpose(1, 2),
             index,
         )
-        queries = rotated[:, :, : self.num_heads].reshape(B, T, G, groups, D)
-        queries = queries.permute(0, 2, 3, 1, 4).reshape(B, G, groups * T, D)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=folded_mask)
-        mixed = mixed.view(B, G, groups, T, D).permute(0, 3, 1, 2, 4)
+        queries = rotated[:, :, : self.num_heads]
+        mixed = attend_folded(queries, keys, values, folded_mask)
         return layer.output(mixed.reshape(B, T, self.num_heads * D))
 
     def feed_forward(self, layer: LeanLayer, x: torch.Tensor) -> torch.Tensor:
@@ -207,6 +204,25 @@ def fuse(*linears: nn.Linear) -> Callable:
     weight = torch.cat([each.weight.detach() for each in linears])
     has_bias = linears[0].bias is not None
     return linear(weight, torch.cat([each.bias for each in linears]) if has_bias else None)
+
+
+def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:
+    """A mask for ``attend_folded``: once for each query head of a key/value head."""
+    return mask_B1TS.repeat(1, 1, groups, 1)
+
+
+def attend_folded(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, folded_mask: torch.Tensor
+) -> torch.Tensor:
+    """Mixed values [B, T, H, D] of queries [B, T, H, D] over keys and values [B, G, S, D].
+
+    The query heads that share a key/value head are folded into the token dimension.
+    """
+    B, T, H, D = queries.shape
+    G = keys.shape[1]
+    folded = queries.reshape(B, T, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, -1, D)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=folded_mask)
+    return mixed.view(B, G, H // G, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
