@@ -185,7 +185,11 @@ class BatchGenerator:
         mask = torch.zeros(visible.shape, dtype=self.cache.keys[0].dtype)
         mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
         states = self.model.states(
-            torch.tensor([tokens]), positions, mask[None, None], self.cache.row(row, start), self.taps
+            torch.tensor([tokens]),
+            positions,
+            mask[None, None],
+            self.cache.row(row, start),
+            self.taps,
         )
         return torch.cat(states, dim=-1)[0], self.model.head(states[-1][:, -1])
 

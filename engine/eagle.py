@@ -79,7 +79,11 @@ class EagleAttention(nn.Module):
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, size, bias=config.attention_bias)
 
     def forward(
-        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Attend, index: int
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        attend: Attend,
+        index: int,
     ) -> torch.Tensor:
         """The block's output, [B, T, hidden]."""
         B, T, _ = x.shape
@@ -111,12 +115,12 @@ class EagleLayer(nn.Module):
     def __init__(self, config: LlamaConfig, *, wide: bool, normed: bool):
         super().__init__()
         size = config.hidden_size
-        norm = dict(eps=config.rms_norm_eps)
+        eps = config.rms_norm_eps
         self.self_attn = EagleAttention(config, 2 * size if wide else size)
         self.mlp = EagleMLP(config)
-        self.hidden_norm = nn.RMSNorm(size, **norm) if wide else None
-        self.input_layernorm = nn.RMSNorm(size, **norm) if normed else None
-        self.post_attention_layernorm = nn.RMSNorm(size, **norm)
+        self.hidden_norm = nn.RMSNorm(size, eps=eps) if wide else None
+        self.input_layernorm = nn.RMSNorm(size, eps=eps) if normed else None
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
 
     def forward(
         self,

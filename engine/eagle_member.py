@@ -182,7 +182,9 @@ class EagleMember:
         rows_B1 = torch.arange(len(counts), device=self.device)[:, None]
         taken = self.head.take_in(features[rows_B1, slots_BT][..., self.columns])
         guessing = [
-            row for row, first in enumerate(firsts) if first >= memory.num_known(row) and counts[row]
+            row
+            for row, first in enumerate(firsts)
+            if first >= memory.num_known(row) and counts[row]
         ]
         if guessing:
             assert memory.guess_BH is not None

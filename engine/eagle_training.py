@@ -5,7 +5,6 @@ Legend: B texts, T positions, H query heads, G key/value heads, D head size, V d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,9 +29,9 @@ def init_eagle(model: Any, taps: tuple[int, ...], num_draft_tokens: int, num_lay
             "rms_norm_eps", "max_position_embeddings", "rope_parameters", "vocab_size",
         )
     }  # fmt: skip
-    head_dim = getattr(source, "head_dim", None) or sizes["hidden_size"] // sizes[
-        "num_attention_heads"
-    ]
+    head_dim = (
+        getattr(source, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]
+    )
     config = LlamaConfig(**sizes, head_dim=head_dim, num_hidden_layers=num_layers)
     size = config.hidden_size
     head = EagleHead(EagleShape(config, taps, False, num_draft_tokens, size))
@@ -44,9 +43,7 @@ def init_eagle(model: Any, taps: tuple[int, ...], num_draft_tokens: int, num_lay
                 state["hidden_norm.weight"] = state["input_layernorm.weight"].clone()
                 for name in ("q_proj", "k_proj", "v_proj"):
                     weight = state[f"self_attn.{name}.weight"]
-                    state[f"self_attn.{name}.weight"] = torch.cat(
-                        [0.1 * weight, weight], dim=-1
-                    )
+                    state[f"self_attn.{name}.weight"] = torch.cat([0.1 * weight, weight], dim=-1)
             layer.load_state_dict(state)
         head.norm.weight.copy_(model.model.norm.weight.float())
         torch.nn.init.normal_(head.fc.weight, std=0.01 / len(taps))
@@ -128,7 +125,9 @@ class EagleTrainee:
         counts = torch.zeros(len(batch.tokens), self.num_depths, 2)
         for depth, (own, weight) in enumerate(zip(logits, weights, strict=True)):
             answers = (weight == 1).float()
-            counts[:, depth, 0].index_add_(0, rows, (self.draft_ids[own.max(dim=-1).indices] == following) * answers)
+            counts[:, depth, 0].index_add_(
+                0, rows, (self.draft_ids[own.max(dim=-1).indices] == following) * answers
+            )
             counts[:, depth, 1].index_add_(0, rows, answers)
         return counts
 
@@ -159,7 +158,7 @@ class DepthAttention:
         self, queries: torch.Tensor, passes: list[tuple[torch.Tensor, torch.Tensor]], depth: int
     ) -> torch.Tensor:
         """Mixed values [B, T, H, D] of queries at one depth."""
-        B, T, H, D = queries.shape
+        _, T, H, D = queries.shape
         groups = H // passes[0][0].shape[2]
         q = queries.transpose(1, 2) * D**-0.5
         wide = [

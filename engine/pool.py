@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgym.engine.kernels import packing_works
 from specgym.engine.eagle import holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.kernels import packing_works
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.sources import load_source
 from specgym.engine.types import Plan

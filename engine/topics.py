@@ -47,7 +47,8 @@ def words(text: str) -> tuple[str, ...]:
 
 
 NAMES = words(
-    "Nora Ben Carla Omar Lucy Tom Priya Jack Elena Sam Mia Leo Anna David Zoe Peter Ivy Hassan Ruth "
+    "Nora Ben Carla Omar Lucy Tom Priya Jack Elena Sam Mia Leo Anna David Zoe Peter Ivy Hassan "
+    "Ruth "
     "Kim Tara Paul Gina Frank Lily Oscar Dana Victor Wendy Max Rosa Henry Clara Amir Julia Eric "
     "Maya Simon Beth Karl Fiona Greg Hana Ian Jade Luis Mark Nina Olga Sara John Mary James Alice"
 )
@@ -63,7 +64,8 @@ PLACES = words(
 NOUNS = words(
     "list string number array word character digit element matrix dictionary value sum index file "
     "pair vowel prime path tuple range sequence sentence date interval node price name score item "
-    "letter duplicate palindrome bracket median maximum minimum average difference product substring"
+    "letter duplicate palindrome bracket median maximum minimum average difference product "
+    "substring"
 )
 VERBS = words(
     "count find remove sort check get filter reverse merge split convert replace is has sum add "
@@ -74,7 +76,8 @@ ARGUMENTS = (
     "numbers: List[int]", "text: str", "n: int", "s: str", "arr: list", "lst", "a: int, b: int",
     "x: int, y: int", "strings: List[str]", "values: List[float]", "nums: list[int], k: int",
     "string: str, sub: str", "words: List[str]", "arr", "n", "text", "d: dict", "a, b",
-    "matrix: List[List[int]]", "lst: list, n: int", "s: str, n: int", "number", "l1: list, l2: list",
+    "matrix: List[List[int]]", "lst: list, n: int", "s: str, n: int", "number",
+    "l1: list, l2: list",
 )  # fmt: skip
 RETURNS = (
     " -> int", " -> bool", " -> str", " -> List[int]", " -> list", " -> float", "", "",
@@ -87,7 +90,8 @@ IMPORTS = (
 SUBJECTS = words(
     "history space cooking music animals football the_ocean computers health money travel plants "
     "weather movies books school languages physics cars art sleep dogs cats coffee chemistry law "
-    "politics gardening biology photography mountains climate the_brain rivers the_economy religion "
+    "politics gardening biology photography mountains climate the_brain rivers the_economy "
+    "religion "
     "friendship exercise nutrition poetry cities children jobs math fashion television geography"
 )
 
@@ -171,7 +175,8 @@ QA = Topic(
     openings=(
         "who {who}", "when {when}", "where {where}", "what {what}", "how many {subject}",
         "who {who} the", "when {when} the", "where {where} the", "what is the {subject}", "which",
-        "what {what} the", "how", "name the", "in which", "Who {who}", "When {when}", "Where {where}",
+        "what {what} the", "how", "name the", "in which", "Who {who}", "When {when}",
+        "Where {where}",
         "What {what}", "Which", "How many", "what year", "who is the", "where is", "the",
         "what does the", "how long", "what is the meaning of", "who plays", "who sings",
     ),
@@ -197,14 +202,18 @@ EXTRACT = Topic(
         "From the text below, list every {field}.\n\n", "Extract the {field} and the {field} from",
         "Read the following paragraph about {subject} and answer the questions below.\n\n",
         "Convert the following records to JSON with the keys \"{field}\" and \"{field}\":\n\n",
-        "Extract all {field}s from the text and sort them", "Given the following table of {subject}",
-        "Given these reviews of a {place}, rate each of them from 1 to 5", "Which {field} in the text",
+        "Extract all {field}s from the text and sort them",
+        "Given the following table of {subject}",
+        "Given these reviews of a {place}, rate each of them from 1 to 5",
+        "Which {field} in the text",
         "Identify the {field}s in the following article about {subject}", "Copy the {field} of",
-        "Put the following list of {thing} in alphabetical order: ", "Given this data about {subject}",
+        "Put the following list of {thing} in alphabetical order: ",
+        "Given this data about {subject}",
         "Here is an e-mail from {name}. Write down the {field} and the {field}.\n\n",
         "Find the {field} and the {field} in each sentence, one per line:\n1. {name} ",
         "Count how often each {field} occurs in the text below, as a JSON object",
-        "Read the text about {name}'s {place} and name the {field}, the {field} and the {field}:\n\n",
+        "Read the text about {name}'s {place} and name the {field}, the {field} "
+        "and the {field}:\n\n",
         "Make a table with the columns {field}, {field} and {field} out of this:\n\n",
     ),
     parts={
@@ -224,10 +233,13 @@ CHAT = Topic(
     system="The user asks an assistant for advice, an explanation or a piece of writing.",
     openings=(
         "Write an e-mail", "How can I", "Explain", "What are the", "Give me some tips on {subject}",
-        "Write a short story about", "Why do", "Can you help me", "Please rewrite", "I want to learn",
+        "Write a short story about", "Why do", "Can you help me", "Please rewrite",
+        "I want to learn",
         "Compare", "Describe", "Write a poem about {subject}", "What is the difference between",
-        "Summarize the following text about {subject}:\n\n", "Imagine you are", "Should I", "Tell me",
-        "Translate the following sentence to English: ", "Plan a", "Suggest", "Write a blog post about",
+        "Summarize the following text about {subject}:\n\n", "Imagine you are", "Should I",
+        "Tell me",
+        "Translate the following sentence to English: ", "Plan a", "Suggest",
+        "Write a blog post about",
         "Discuss", "Pretend to be", "I have a problem with", "What would happen if", "Hi! ",
     ),
     parts={"subject": SUBJECTS},
