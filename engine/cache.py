@@ -99,12 +99,20 @@ class MaskedKVCache(Cache):
         self.sliding_window = sliding_window
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
+        self.features_BSF: torch.Tensor | None = None
         self.valid_BS = torch.zeros(batch_size, num_slots, dtype=torch.bool, device=device)
         self.positions_BS = torch.zeros(batch_size, num_slots, dtype=torch.long, device=device)
 
     def num_valid(self, row: int) -> int:
         """Tokens a row holds: its logical length."""
         return len(self.row_slots[row])
+
+    def num_eaten(self, row: int) -> int:
+        """Leading tokens of a row's text that are behind what it holds."""
+        return self.num_valid(row)
+
+    def drop_guesses(self) -> None:
+        """Forgets what rests on drafted tokens beyond their number: here nothing does."""
 
     def attended_length(self, stop: int) -> int:
         """Attended length of a window that ends at slot ``stop``."""
@@ -155,6 +163,14 @@ class MaskedKVCache(Cache):
         mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=device)
         mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
         return mask_BTL[:, None]
+
+    def write_features(self, features_BTF: torch.Tensor) -> None:
+        """Keeps a window's features in its slots, from where heads on the model read them."""
+        if self.features_BSF is None:
+            batch, _, width = features_BTF.shape
+            self.features_BSF = features_BTF.new_zeros(batch, self.num_slots, width)
+        stop = self.num_used + features_BTF.shape[1]
+        self.features_BSF[:, self.num_used : stop] = features_BTF
 
     def advance(self, num_fed: list[int], num_rows: int) -> None:
         """Takes a window in after its forward: real tokens become valid, pads stay invalid.
@@ -214,6 +230,9 @@ class MaskedKVCache(Cache):
                 heads, size = states_BHSD.shape[1], states_BHSD.shape[3]
                 index = order_BW[:, None, :, None].expand(-1, heads, -1, size)
                 states_BHSD[:, :, :width] = states_BHSD.gather(2, index)
+        if self.features_BSF is not None:
+            index = order_BW[:, :, None].expand(-1, -1, self.features_BSF.shape[-1])
+            self.features_BSF[:, :width] = self.features_BSF.gather(1, index)
         self.valid_BS.zero_()
         for row, slots in enumerate(self.row_slots):
             self.row_slots[row] = list(range(len(slots)))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
@@ -35,6 +36,7 @@ from specgym.engine.verification import (
     total_variation,
 )
 
+NeuralMember = ModelMember | EagleMember
 PREFILL_CHUNK = 512
 KV_ROUNDING = 64
 
@@ -132,8 +134,9 @@ class DecodeState:
     def num_lagging(self, name: str) -> int:
         """Committed tokens a member has yet to catch up with, beyond the one it always eats."""
         memory = self.memories.get(name)
-        held = [0] * self.batch_size if memory is None else map(len, memory.row_slots)
-        return max(len(row) - 1 - count for row, count in zip(self.tokens, held, strict=True))
+        if memory is None:
+            return max(map(len, self.tokens)) - 1
+        return max(len(row) - 1 - memory.num_eaten(i) for i, row in enumerate(self.tokens))
 
 
 class Meter:
@@ -145,7 +148,7 @@ class Meter:
 
     def forward(
         self,
-        member: ModelMember,
+        member: NeuralMember,
         memory: MaskedKVCache,
         fed: Sequence[Sequence[int]],
         role: str,
@@ -305,21 +308,28 @@ def draft_lookup(state: DecodeState, member: NGramMember, k: int) -> list[Propos
 
 
 def draft_model(
-    state: DecodeState, member: ModelMember, k: int, meter: Meter
+    state: DecodeState, member: NeuralMember, k: int, meter: Meter
 ) -> tuple[list[Proposal], float]:
-    """Every row's ``k`` tokens drawn from a model, one forward each."""
+    """Every row's ``k`` tokens drawn from a model, one forward each.
+
+    A head on the target has nothing to go by where the target has seen nothing (a prompt of one
+    token, before the first iteration): such a row gets no proposal.
+    """
     memory = memory_of(state, member, meter)
     fed, num_catchup = pending(state, member, memory, [0] * state.batch_size, meter)
     window = state.pool.window if state.exact else None
     drawn: list[list[int]] = [[] for _ in fed]
     laws: list[list[torch.Tensor]] = [[] for _ in fed]
     logits_kept: list[list[torch.Tensor]] = [[] for _ in fed]
-    active = [row for row in range(len(fed)) if state.is_active(row)]
+    active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
+    if not active:
+        return [Proposal()] * len(fed), 0.0
     entropy = 0.0
     for index in range(k):
         logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
         assert logits_BTV is not None
         last = torch.tensor([max(len(row) - 1, 0) for row in fed], device=logits_BTV.device)
+        last.clamp_max_(logits_BTV.shape[1] - 1)  # a head computes its last real row only
         logits_BV = logits_BTV[torch.arange(len(fed), device=logits_BTV.device), last]
         if index == 0:
             entropy = mean_entropy(logits_BV[active])
@@ -334,6 +344,7 @@ def draft_model(
             if state.measure_divergence:
                 logits_kept[row].append(logits_BV[row])
         fed, num_catchup = [row[-1:] for row in drawn], 0
+    memory.drop_guesses()
     return [
         Proposal(tuple(tokens), stack(law_rows), stack(logit_rows))
         for tokens, law_rows, logit_rows in zip(drawn, laws, logits_kept, strict=True)
@@ -396,7 +407,7 @@ def score(
     return logits_BTV, [max(len(row) - 1, 0) for row in suffix]
 
 
-def memory_of(state: DecodeState, member: ModelMember, meter: Meter) -> MaskedKVCache:
+def memory_of(state: DecodeState, member: NeuralMember, meter: Meter) -> MaskedKVCache:
     """The member's cache; on first use it is made and prefilled with all but the prompts' ends.
 
     The prefill's shapes depend on the prompts alone, so that what a member remembers never
@@ -406,10 +417,12 @@ def memory_of(state: DecodeState, member: ModelMember, meter: Meter) -> MaskedKV
     if memory is None:
         kv_length = state.num_slots if state.exact else None
         memory = member.new_memory(state.batch_size, state.num_slots, kv_length)
+        if isinstance(memory, EagleMemory):
+            memory.source = memory_of(state, state.pool.model(state.pool.target), meter)
         state.memories[member.name] = memory
     while True:
         fed = [
-            list(request.prompt[memory.num_valid(row) : -1][:PREFILL_CHUNK])
+            list(request.prompt[memory.num_eaten(row) : -1][:PREFILL_CHUNK])
             for row, request in enumerate(state.requests)
         ]
         if not any(fed):
@@ -418,7 +431,7 @@ def memory_of(state: DecodeState, member: ModelMember, meter: Meter) -> MaskedKV
 
 
 def pending(
-    state: DecodeState, member: ModelMember, memory: MaskedKVCache, extra: list[int], meter: Meter
+    state: DecodeState, member: NeuralMember, memory: MaskedKVCache, extra: list[int], meter: Meter
 ) -> tuple[list[list[int]], int]:
     """Committed tokens each row's memory lacks, short enough to ride with the proposal.
 
@@ -432,7 +445,7 @@ def pending(
     window = state.pool.window
     while True:
         missing = [
-            tokens[memory.num_valid(row) :] if state.is_active(row) else []
+            tokens[memory.num_eaten(row) :] if state.is_active(row) else []
             for row, tokens in enumerate(state.tokens)
         ]
         late = [

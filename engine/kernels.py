@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, MixtralForCausalLM
-
-from specgym.engine.cache import MaskedKVCache
 
 logger = logging.getLogger(__name__)
 PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
@@ -93,6 +91,16 @@ def is_lean(model: Any) -> bool:
     return all(type(each) is nn.Linear for each in projections)
 
 
+class KeyValues(Protocol):
+    """Where a layer puts its keys and values, and what it attends to (``MaskedKVCache`` is one)."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes a window's states [B, G, T, D]; returns keys and values, [B, G, S, D]."""
+        ...
+
+
 class LeanLlama:
     """The forward of a Llama, one function per layer, with fused q/k/v and gate/up linears.
 
@@ -135,21 +143,34 @@ class LeanLlama:
         tokens_BT: torch.Tensor,
         positions_BT: torch.Tensor,
         mask_B1TS: torch.Tensor,
-        cache: MaskedKVCache,
+        cache: KeyValues,
         *,
         need_logits: bool,
     ) -> torch.Tensor | None:
         """Logits [B, T, vocab] of a window, or None when nobody needs them."""
+        states = self.states(tokens_BT, positions_BT, mask_B1TS, cache)[-1]
+        return self.head(states) if need_logits else None
+
+    def states(
+        self,
+        tokens_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        mask_B1TS: torch.Tensor,
+        cache: KeyValues,
+        taps: tuple[int, ...] = (),
+    ) -> list[torch.Tensor]:
+        """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head."""
         x = F.embedding(tokens_BT, self.embedding)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
-        folded_mask = mask_B1TS.repeat(1, 1, self.num_heads // self.num_kv_heads, 1)
+        folded_mask = fold_mask(mask_B1TS, self.num_heads // self.num_kv_heads)
+        tapped = []
         for index, layer in enumerate(self.layers):
+            if index in taps:
+                tapped.append(x)
             x = x + self.attend(layer, x, (cos, sin), folded_mask, cache, index)
             normed = F.rms_norm(x, (self.hidden_size,), layer.mlp_norm, self.eps)
             x = x + layer.feed_forward(normed)
-        if not need_logits:
-            return None
-        return self.head(F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps))
+        return [*tapped, F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps)]
 
     def attend(
         self,
@@ -157,13 +178,12 @@ class LeanLlama:
         x: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         folded_mask: torch.Tensor,
-        cache: MaskedKVCache,
+        cache: KeyValues,
         index: int,
     ) -> torch.Tensor:
         """The attention block's output, [B, T, hidden]."""
         B, T, _ = x.shape
         G, D = self.num_kv_heads, self.head_dim
-        groups = self.num_heads // G
         states = layer.qkv(F.rms_norm(x, (self.hidden_size,), layer.attention_norm, self.eps))
         states = states.view(B, T, self.num_heads + 2 * G, D)
         rotated = rotate(states[:, :, : self.num_heads + G], *rotation)
@@ -172,10 +192,8 @@ class LeanLlama:
             states[:, :, self.num_heads + G :].transpose(1, 2),
             index,
         )
-        queries = rotated[:, :, : self.num_heads].reshape(B, T, G, groups, D)
-        queries = queries.permute(0, 2, 3, 1, 4).reshape(B, G, groups * T, D)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=folded_mask)
-        mixed = mixed.view(B, G, groups, T, D).permute(0, 3, 1, 2, 4)
+        queries = rotated[:, :, : self.num_heads]
+        mixed = attend_folded(queries, keys, values, folded_mask)
         return layer.output(mixed.reshape(B, T, self.num_heads * D))
 
 
@@ -209,6 +227,25 @@ def fuse(*linears: nn.Linear) -> Callable:
     weight = torch.cat([each.weight.detach() for each in linears])
     has_bias = linears[0].bias is not None
     return linear(weight, torch.cat([each.bias for each in linears]) if has_bias else None)
+
+
+def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:
+    """A mask for ``attend_folded``: once for each query head of a key/value head."""
+    return mask_B1TS.repeat(1, 1, groups, 1)
+
+
+def attend_folded(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, folded_mask: torch.Tensor
+) -> torch.Tensor:
+    """Mixed values [B, T, H, D] of queries [B, T, H, D] over keys and values [B, G, S, D].
+
+    The query heads that share a key/value head are folded into the token dimension.
+    """
+    B, T, H, D = queries.shape
+    G = keys.shape[1]
+    folded = queries.reshape(B, T, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, -1, D)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=folded_mask)
+    return mixed.view(B, G, H // G, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ class ModelMember:
     """
 
     is_neural = True
+    can_verify = True
 
     def __init__(
         self, name: str, model: PreTrainedModel, num_tokens: int | None = None, lean: bool = True
@@ -67,6 +68,7 @@ class ModelMember:
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
         self.model = model
+        self.taps: tuple[int, ...] = ()
 
     @property
     def clock_cost(self) -> float:
@@ -130,8 +132,11 @@ class ModelMember:
         positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
         for rotary in self.frozen_rotaries:
             rotary.num_positions = memory.num_slots
+        mask = self.masks(memory, counts, width)
         with self.window(counts, width, is_fixed=num_rows is not None):
-            logits = self.run(memory, counts, tokens_BT, positions_BT, need_logits)
+            logits, states = self.run(tokens_BT, positions_BT, mask, memory, need_logits)
+        if self.taps:
+            memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
         memory.advance(counts, width)
         return logits[..., : self.vocab_size] if need_logits and logits is not None else None
 
@@ -145,25 +150,32 @@ class ModelMember:
 
     def run(
         self,
-        memory: MaskedKVCache,
-        counts: list[int],
         tokens_BT: torch.Tensor,
         positions_BT: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor],
+        memory: MaskedKVCache,
         need_logits: bool,
-    ) -> torch.Tensor | None:
-        """Logits of a window, by the lean forward where there is one."""
-        width = tokens_BT.shape[1]
+    ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor]]:
+        """Logits [B, T, V] and the tapped states; the lean forward where there is one.
+
+        State i feeds layer i, the state after the last layer feeds the head.
+        """
         if self.lean is not None:
-            mask = memory.mask(counts, width)
-            return self.lean(tokens_BT, positions_BT, mask, memory, need_logits=need_logits)
-        return self.model(
+            assert isinstance(mask, torch.Tensor)
+            inner = [tap for tap in self.taps if tap < self.num_layers]
+            states = self.lean.states(tokens_BT, positions_BT, mask, memory, tuple(inner))
+            logits = self.lean.head(states[-1]) if need_logits else None
+            return logits, dict(zip([*inner, self.num_layers], states, strict=True))
+        result = self.model(
             input_ids=tokens_BT,
             position_ids=positions_BT,
-            attention_mask=self.masks(memory, counts, width),
+            attention_mask=mask,
             cache=memory,
             use_cache=True,
             logits_to_keep=0 if need_logits else 1,
-        ).logits
+            output_hidden_states=bool(self.taps),
+        )
+        return result.logits, {tap: result.hidden_states[tap] for tap in self.taps}
 
     def masks(
         self, memory: MaskedKVCache, counts: list[int], width: int
@@ -223,6 +235,7 @@ class NGramMember:
     """
 
     is_neural = False
+    can_verify = False
     context_limit = 2**31
     num_parameters = 0
     num_bytes = 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specgym.engine.eagle import holds_eagle, load_eagle
+from specgym.engine.eagle_member import EagleMember
 from specgym.engine.kernels import packing_works
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.sources import SMOLLM2, load_source
@@ -17,7 +20,7 @@ from specgym.engine.upcycling import Upcycling, parse_upcycling
 if TYPE_CHECKING:
     from specgym.engine.decoding import DecodeRequest
 
-Member = ModelMember | NGramMember
+Member = ModelMember | NGramMember | EagleMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)
 DENSE_POOL, MIXTURE_POOL = "smollm2", "smollm2-moe"
 BUILT_IN_POOLS = {
@@ -77,6 +80,7 @@ class ModelPool:
         wanted_chains = self.default_chains() if chains is None else chains
         self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
         check_vocabularies([m for m in members if isinstance(m, ModelMember)])
+        tap_target(self.model(target), [m for m in members if isinstance(m, EagleMember)])
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)
         self.window = -(-wanted // WINDOW_ROUNDING) * WINDOW_ROUNDING
@@ -91,7 +95,7 @@ class ModelPool:
         staged = [
             (first, middle, self.target)
             for first, middle in itertools.combinations(drafters, 2)
-            if self.members[middle].is_neural
+            if self.members[middle].can_verify
         ]
         return [*((name, self.target) for name in drafters), *staged]
 
@@ -113,7 +117,7 @@ class ModelPool:
                 f"chain {text!r}: must run from a drafter to the target {self.target!r}, "
                 f"naming each member once"
             )
-        blind = [name for name in chain[1:] if not self.members[name].is_neural]
+        blind = [name for name in chain[1:] if not self.members[name].can_verify]
         if blind:
             raise ValueError(f"chain {text!r}: {blind[0]!r} cannot verify; put it first")
         return tuple(chain)
@@ -213,6 +217,13 @@ def check_k_values(k_values: Sequence[int]) -> tuple[int, ...]:
     if not values or values[0] < 1 or not all(isinstance(value, int) for value in values):
         raise ValueError(f"k_values: must be integers >= 1 (K = 0 is always there); got {k_values}")
     return values
+
+
+def tap_target(target: ModelMember, heads: Sequence[EagleMember]) -> None:
+    """Has the target keep the features that the heads on it read."""
+    target.taps = tuple(sorted({tap for head in heads for tap in head.taps}))
+    for head in heads:
+        head.find_columns(target.taps)
 
 
 def check_vocabularies(members: Sequence[ModelMember]) -> None:
@@ -329,8 +340,11 @@ def load_pool(
     if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
         sources = {DENSE_MEMBER: recipe.base, **sources}
     dtype = dtype or default_dtype(device)
+    eagles = {name: source for name, source in sources.items() if holds_eagle(source)}
     loaded = {
-        name: load_source(source, dtype=dtype, device=device) for name, source in sources.items()
+        name: load_source(source, dtype=dtype, device=device)
+        for name, source in sources.items()
+        if name not in eagles
     }
     target = loaded["target"]
     for name, drafter in loaded.items():
@@ -340,6 +354,10 @@ def load_pool(
     if target.tokenizer is not None:
         num_tokens = min(len(target.tokenizer), target.model.config.get_text_config().vocab_size)
     members: list[Member] = [NGramMember()]
+    for name, source in eagles.items():  # before the target's own weights are packed
+        num_layers = target.model.config.get_text_config().num_hidden_layers
+        checkpoint = load_eagle(Path(source), num_layers, dtype)
+        members.append(EagleMember(name, checkpoint, target.model, num_tokens))
     # The target comes last whatever the order it was given in.
     for name in sorted(loaded, key=lambda each: each == "target"):
         members.append(ModelMember(name, loaded[name].model, num_tokens))

@@ -165,6 +165,7 @@ class TableLM(PreTrainedModel):
         cache: object = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
+        output_hidden_states: bool = False,
     ) -> CausalLMOutput:
         """Logits [B, T, V]; what a table has no use for is taken as any other model takes it."""
         return CausalLMOutput(logits=self.logits_VV[input_ids[:, -logits_to_keep:]])

@@ -1,0 +1,234 @@
+"""EAGLE heads: published layouts, what they draft, and that their memory forgets the path."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F
+from transformers import LlamaConfig
+
+from specgym.engine.decoding import DecodeRequest
+from specgym.engine.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
+from specgym.engine.eagle_member import EagleMember
+from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.pool import ModelPool, load_pool
+from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
+from specgym.engine.types import Plan, SamplingParams
+
+VOCAB, BUDGET, NUM_LAYERS = 61, 40, 6
+PROMPTS = ((9,), (1, 2, 3, 1, 2, 3, 1), tuple(range(60, 0, -1)))
+PLAN = Plan(("eagle", "target"), 4)
+LAYOUTS = ("eagle", "eagle-3", "eagle-3-trimmed")
+
+
+def write_published(folder, layout, seed=1, vocab_size=VOCAB):
+    """A random head in the files and under the names in which heads are published."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    wide = layout != "eagle"
+    taps = (2, NUM_LAYERS // 2, NUM_LAYERS - 3) if wide else ()
+    values = config.to_dict()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = EagleHead(EagleShape(config, taps, not wide, vocab_size, 32))
+        weights = {name: 2 * w if w.ndim > 1 else w for name, w in head.state_dict().items()}
+        if wide:
+            ids = torch.arange(0, vocab_size, 2 if layout.endswith("trimmed") else 1)
+            weights["d2t"] = ids - torch.arange(len(ids))
+            weights["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+            weights["lm_head.weight"] = torch.randn(len(ids), 32)
+            values["draft_vocab_size"] = len(ids)
+        else:
+            weights["embed_tokens.weight"] = torch.randn(vocab_size, 32)
+    weights = {name: w.detach().contiguous() for name, w in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    if wide:
+        save_file(weights, folder / "model.safetensors")
+    else:
+        torch.save(weights, folder / "pytorch_model.bin")
+    return folder
+
+
+def make_pool(folder, dtype=torch.float32, lean=True):
+    target = tiny_llama(0, num_layers=NUM_LAYERS).to(dtype)
+    eagle = EagleMember("eagle", load_eagle(folder, NUM_LAYERS, dtype), target)
+    members = [NGramMember(), eagle, ModelMember("target", target, lean=lean)]
+    return ModelPool(members, k_values=range(1, 7))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def folder(request, tmp_path_factory):
+    return write_published(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def decode_watched(pool, request, pick, monkeypatch):
+    """The final state, and the head's logits by (tokens the target held, positions it holds)."""
+    seen = {}
+    original = EagleMember.forward
+
+    def forward(member, memory, fed, num_rows=None, *, need_logits=True):
+        logits = original(member, memory, fed, num_rows, need_logits=need_logits)
+        if need_logits:
+            seen.setdefault((memory.num_known(0), memory.num_valid(0)), logits[0, 0].clone())
+        return logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EagleMember, "forward", forward)
+        state, _ = decode(pool, [request], pick)
+    return state, seen
+
+
+def computed_anew(pool, tokens, drafted, folder):
+    """The head's next logits without any cache: a target forward, one pass, then the guesses."""
+    target = tiny_llama(0, num_layers=NUM_LAYERS)
+    checkpoint = load_eagle(folder, NUM_LAYERS, torch.float32)
+    head, member = checkpoint.head, pool.members["eagle"]
+    states = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+    taken = head.take_in(torch.cat([states[tap] for tap in member.taps], dim=-1))
+    text = torch.tensor([[*tokens[1:], *drafted]])
+
+    def attend(index, queries, keys, values):
+        q, k, v = (states.transpose(1, 2) for states in (queries, keys, values))
+        k, v = (states.repeat_interleave(2, dim=1) for states in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    for width in range(taken.shape[1], text.shape[1] + 1):
+        embeds = F.embedding(text[:, :width], member.embedding)
+        hidden = head(embeds, taken, torch.arange(width)[None], attend)
+        taken = torch.cat([taken, hidden[:, -1:]], dim=1)
+    rows = target.lm_head.weight if checkpoint.lm_head is None else checkpoint.lm_head
+    ids = torch.arange(VOCAB) if checkpoint.draft_ids is None else checkpoint.draft_ids
+    full = torch.full((VOCAB,), -torch.inf)
+    full[ids] = F.linear(head.before_head(hidden[0, -1]), rows)
+    return full
+
+
+def test_a_published_head_is_told_from_a_model(folder, tmp_path):
+    assert holds_eagle(str(folder))
+    tiny_llama().save_pretrained(tmp_path)
+    assert not holds_eagle(str(tmp_path))
+    assert not holds_eagle("some/hub-id")
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "hooked"])
+def test_drafts_are_those_of_a_head_computed_anew(folder, lean, monkeypatch):
+    """Features, positions, the shifted embedding, the head's own outputs and its vocabulary."""
+    pool = make_pool(folder, lean=lean)
+    state, seen = decode_watched(pool, DecodeRequest(PROMPTS[1], 12), lambda _: PLAN, monkeypatch)
+    firsts = [known for known, held in seen if held == known]
+    assert len(firsts) > 2
+    for known in firsts:
+        text, drafted = state.tokens[0][: known + 1], []
+        for depth in range(PLAN.k):
+            if (known, known + depth) not in seen:
+                break
+            logits = seen[known, known + depth]
+            expected = computed_anew(pool, text, drafted, folder)
+            torch.testing.assert_close(logits, expected, atol=3e-5, rtol=1e-4)
+            drafted.append(int(logits.argmax()))
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_any_plans_give_the_tokens_of_plain_decoding(folder, batch, exact):
+    pool = make_pool(folder)
+    requests = [DecodeRequest(prompt, BUDGET) for prompt in PROMPTS[:batch]]
+    plain = [decode(pool, [request])[0].output() for request in requests]
+    for seed in range(3):
+        state, results = decode(pool, requests, random_plans(pool, seed), exact=exact)
+        assert [state.output(row) for row in range(batch)] == plain
+        assert any(result.executed.chain[0] == "eagle" for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_after_idling_it_drafts_as_if_it_never_had(folder, prompt, dtype, monkeypatch):
+    """Whatever ran before, at a position its logits are the same: in bf16 bit for bit."""
+    pool = make_pool(folder, dtype)
+    request = DecodeRequest(prompt, BUDGET)
+    plain, _ = decode(pool, [request])
+    always, expected = decode_watched(pool, request, lambda _: PLAN, monkeypatch)
+    assert always.output() == plain.output()
+
+    def late(state):
+        return PLAN if state.num_generated(0) > 20 else PLAN.without_speculation()
+
+    for pick in (late, random_plans(pool, 3)):
+        state, seen = decode_watched(pool, request, pick, monkeypatch)
+        assert state.output() == plain.output()
+        common = seen.keys() & expected.keys()
+        assert len(common) > 3
+        for key in common:
+            if dtype == torch.bfloat16:
+                assert torch.equal(seen[key], expected[key])
+            else:
+                torch.testing.assert_close(seen[key], expected[key])
+
+
+def test_a_prompt_of_one_token_is_decoded_plainly_at_first(folder):
+    """The head reads features of tokens that the target has seen, and it has seen none yet."""
+    _, results = decode(make_pool(folder), [DecodeRequest((9,), 12)], lambda _: PLAN)
+    assert (results[0].executed.k, results[0].reason) == (0, "no_proposal")
+    assert results[1].executed == PLAN
+
+
+def test_tokens_outside_a_trimmed_vocabulary_are_never_proposed(tmp_path, monkeypatch):
+    pool = make_pool(write_published(tmp_path, "eagle-3-trimmed"))
+    _, seen = decode_watched(pool, DecodeRequest(PROMPTS[1], 20), lambda _: PLAN, monkeypatch)
+    for logits in seen.values():
+        assert torch.isinf(logits[1::2]).all()
+        assert torch.isfinite(logits[0::2]).all()
+
+
+def test_sampling_behind_a_trimmed_vocabulary_keeps_the_law(tmp_path):
+    """Tokens that the head cannot say come as often as without it."""
+    pool = make_pool(write_published(tmp_path, "eagle-3-trimmed"))
+    shares = {}
+    for plan in (Plan(("target",), 0), Plan(("eagle", "target"), 1)):
+        outputs = [
+            decode(pool, [DecodeRequest(PROMPTS[1], 2, SamplingParams(1.0, seed=seed))],
+                   lambda _, plan=plan: plan)[0].output()
+            for seed in range(300)
+        ]  # fmt: skip
+        tokens = [token for output in outputs for token in output]
+        shares[plan] = sum(token % 2 for token in tokens) / len(tokens)
+    left, right = shares.values()
+    assert abs(left - right) < 0.09  # three standard deviations
+
+
+def test_a_pool_takes_a_head_beside_its_target(tmp_path):
+    tokenizer = tiny_tokenizer()
+    target = tiny_llama(0, num_layers=NUM_LAYERS, vocab_size=len(tokenizer))
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    head = write_published(tmp_path / "head", "eagle-3-trimmed", vocab_size=len(tokenizer))
+    pool = load_pool(f"eagle={head},target={tmp_path / 'target'}", dtype=torch.float32)
+    assert ("eagle", "target") in pool.chains
+    assert ("ngram", "eagle", "target") not in pool.chains
+    request = DecodeRequest(pool.encode("hello"), 16)
+    plain, _ = decode(pool, [request])
+    assert decode(pool, [request], random_plans(pool, 0))[0].output() == plain.output()
+
+
+def test_a_head_for_another_target_is_refused(tmp_path):
+    checkpoint = load_eagle(write_published(tmp_path, "eagle-3-trimmed"), 6, torch.float32)
+    with pytest.raises(ValueError, match="trained on this target"):
+        EagleMember("eagle", checkpoint, tiny_llama(0, vocab_size=20, num_layers=NUM_LAYERS))
+    with pytest.raises(ValueError, match="reads layers"):
+        EagleMember("eagle", checkpoint, tiny_llama(0, num_layers=2))
+
+
+def test_a_file_that_is_no_head_is_refused(tmp_path):
+    folder = write_published(tmp_path, "eagle-3")
+    save_file({"fc.weight": torch.zeros(32, 96)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="missing"):
+        load_eagle(folder, NUM_LAYERS, torch.float32)
