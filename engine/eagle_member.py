@@ -120,7 +120,13 @@ class EagleMember:
     ) -> EagleMemory:
         """An empty cache for a batch of requests; its ``source`` is yet to be set."""
         return EagleMemory(
-            self.num_layers, batch_size, num_slots, self.device, self.dtype, kv_length=kv_length
+            self.num_layers,
+            batch_size,
+            num_slots,
+            self.device,
+            self.dtype,
+            kv_length=kv_length,
+            name=self.name,
         )
 
     @torch.inference_mode()

@@ -114,6 +114,7 @@ class ModelMember:
             self.dtype,
             kv_length=kv_length,
             sliding_window=self.sliding_window,
+            name=self.name,
         )
 
     @torch.inference_mode()

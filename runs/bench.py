@@ -29,6 +29,7 @@ BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
+    "soak": "thousands of requests through one engine: does memory grow, does anything fail",
 }
 Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
@@ -72,6 +73,9 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     if arguments[0] == "moe":
         run_moe(arguments[1:], parse, console)
         return
+    if arguments[0] == "soak":
+        run_soak(arguments[1:], parse, console)
+        return
     config = parse("bench decode", arguments[1:], DecodeBench)
     report: dict[str, Any] = {"rows": [], "ratios": {}}
     try:
@@ -103,6 +107,17 @@ def run_drafters(arguments: list[str], parse: Callable[..., Any], console: Conso
     config = parse("bench drafters", arguments, DrafterBench)
     report = bench_drafters(config, console)
     show_drafters(report)
+    if config.json is not None:
+        write_json(config.json, report)
+
+
+def run_soak(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench soak``, prints what it came to, writes it."""
+    from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
+
+    config = parse("bench soak", arguments, SoakBench)
+    report = bench_soak(config, console)
+    show_soak(report)
     if config.json is not None:
         write_json(config.json, report)
 
