@@ -43,7 +43,7 @@ OPTION_OF_PROCESSOR = {
     "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
     "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
     "NoBadWordsLogitsProcessor": "bad_words_ids",
-    "MinLengthLogitsProcessor": "min_length",
+    "MinLengthLogitsProcessor": "min_length or min_new_tokens",
     "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "PrefixConstrainedLogitsProcessor": "prefix_allowed_tokens_fn",
@@ -128,9 +128,8 @@ def sampling_of(processors: LogitsProcessorList, *, is_greedy: bool) -> Sampling
             name = type(processor).__name__
             option = OPTION_OF_PROCESSOR.get(name, "logits_processor")
             raise ValueError(
-                f"{option}: {name} changes the logits in a way that a pool's drafts are not "
-                f"checked against; leave it out ({option}=None), or call generate without "
-                f"custom_generate"
+                f"{option}: not supported with a pool ({name} would change the logits that drafts "
+                f"are checked against); leave it out, or call generate without custom_generate"
             )
         order = kind
         if isinstance(processor, TemperatureLogitsWarper):

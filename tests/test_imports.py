@@ -1,10 +1,13 @@
 """Who may import whom, and that every package is packaged."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+import specgym.engine
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("engine", "envs", "agents", "baselines", "runs")
@@ -96,3 +99,16 @@ def test_data_files_of_a_package_are_packaged(package):
         assert (ROOT / package / name).is_file()
     for path in (ROOT / package).glob("*.json*"):
         assert path.name in listed
+
+
+def test_only_the_text_api_is_named_where_it_may_not_be_imported():
+    """``specgym.engine`` finds ``Engine`` and ``hf_generate`` in runs, but only when asked."""
+    named = {}
+    for path in modules("engine"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.fullmatch(r"specgym\.(envs|agents|baselines|runs)(\.\w+)*", node.value)
+                named |= {node.value: path.name} if found else {}
+    assert named == {"specgym.runs.api": "__init__.py", "specgym.runs.hf": "__init__.py"}
+    assert specgym.engine.Engine.__module__ == "specgym.runs.api"
+    assert specgym.engine.hf_generate.__module__ == "specgym.runs.hf"
