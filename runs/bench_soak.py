@@ -23,9 +23,9 @@ from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool
 from specgym.engine.types import SamplingParams
-from specgym.runs.api import Session
 from specgym.runs.loop import StepError
 from specgym.runs.results import describe_machine
+from specgym.runs.session import Session
 
 STATM = Path("/proc/self/statm")
 WARM_UP_SHARE = 0.1

@@ -8,7 +8,8 @@ import sys
 from rich.console import Console
 
 from specgym.engine.types import SamplingParams
-from specgym.runs.api import DEFAULT_CONTROLLER, Engine
+from specgym.runs.api import Engine
+from specgym.runs.session import DEFAULT_CONTROLLER
 from specgym.runs.settings import PoolSettings, make_pool
 
 

@@ -23,7 +23,6 @@ from transformers.generation import (
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.types import SamplingParams
-from specgym.runs.api import DEFAULT_CONTROLLER, Session
 from specgym.runs.hf_options import (
     argument_of_generate,
     check_model,
@@ -34,6 +33,7 @@ from specgym.runs.hf_options import (
     unpadded,
 )
 from specgym.runs.loop import Controller
+from specgym.runs.session import DEFAULT_CONTROLLER, Session
 
 logger = logging.getLogger(__name__)
 

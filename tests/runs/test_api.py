@@ -9,9 +9,10 @@ from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, tiny_pool, tiny_tokenizer
 from specgym.engine.types import SamplingParams
-from specgym.runs.api import Engine, Session
+from specgym.runs.api import Engine
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import StepError
+from specgym.runs.session import Session
 
 PROMPTS = ["the cat sat on the mat, the cat sat", "one two one two", "x = f(x)\ny = f("]
 CONTROLLERS = ["none", "static:draft>mid@2", "random", "specrouter", "test-and-set", "ucb"]
