@@ -79,10 +79,8 @@ class EagleMember:
         self.taps = shape.taps or (config.num_hidden_layers,)
         self.columns = torch.arange(shape.num_features)
         self.feature_size = shape.target_hidden_size
-        embedding = checkpoint.embedding
-        if embedding is None:
-            embedding = target.get_input_embeddings().weight.detach()
-        self.embedding: torch.Tensor = embedding
+        rows = target.get_input_embeddings().weight.detach()
+        self.embedding = rows if checkpoint.embedding is None else complete(checkpoint, rows)
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.head = checkpoint.head.to(self.device, self.dtype)
         num_heads = shape.config.num_attention_heads
@@ -197,6 +195,14 @@ class EagleMember:
         return taken
 
 
+def complete(checkpoint: EagleCheckpoint, target_rows: torch.Tensor) -> torch.Tensor:
+    """A head's own embedding; tokens that the target got later have the target's rows."""
+    own = checkpoint.embedding
+    assert own is not None
+    added = target_rows[len(own) :]
+    return own if not len(added) else torch.cat([own, added.to(own)])
+
+
 def check_fit(name: str, checkpoint: EagleCheckpoint, config: Any) -> None:
     """Refuses a head that was made for a target of other sizes.
 
@@ -212,6 +218,12 @@ def check_fit(name: str, checkpoint: EagleCheckpoint, config: Any) -> None:
         raise ValueError(
             f"member {name!r}: its features are {shape.target_hidden_size} wide, the target's "
             f"{size}; use a head that was trained on this target"
+        )
+    own = checkpoint.embedding
+    if own is not None and len(own) < config.vocab_size and own.shape[1] != size:
+        raise ValueError(
+            f"member {name!r}: its embedding has {len(own)} rows, the target's vocabulary "
+            f"{config.vocab_size}; use a head that was trained on this target"
         )
     if ids is not None and int(ids.max()) >= config.vocab_size:
         raise ValueError(

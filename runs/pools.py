@@ -17,6 +17,7 @@ from specgym.engine.members import ModelMember
 from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
 from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
+from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
 from specgym.runs.settings import PoolSettings, make_pool
 
 USAGE = "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE]"
@@ -58,7 +59,10 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
         list_pools(console)
     elif action == "show":
         settings = parse("pool show", rest, PoolSettings)
-        show_pool(make_pool(settings), settings.exact, console)
+        if (recipe := find_missing(settings.pool)) is not None:
+            show_recipe(recipe, settings.pool, console)
+        else:
+            show_pool(make_pool(settings), settings.exact, console)
     else:
         fetch_pool(parse("pool fetch", rest, FetchConfig), console)
 
@@ -71,6 +75,7 @@ def list_pools(console: Console) -> None:
             here = "yes" if is_local(source) else f"no: specgym pool fetch {pool}"
             table.add_row(pool, name, source, here)
     console.print(table)
+    list_recipes(console)
     console.print('any other: --pool "draft=PATH,target=PATH" with local folders or hub ids')
 
 

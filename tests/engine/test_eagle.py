@@ -219,6 +219,18 @@ def test_a_pool_takes_a_head_beside_its_target(tmp_path):
     assert decode(pool, [request], random_plans(pool, 0))[0].output() == plain.output()
 
 
+def test_tokens_that_a_target_got_after_its_head_are_read_and_never_proposed(tmp_path):
+    """The head's own embedding ends at 40; prompt and output go beyond."""
+    pool = make_pool(write_published(tmp_path, "eagle", vocab_size=40))
+    request = DecodeRequest((1, 60, 57, 60, 57), BUDGET)
+    plain, _ = decode(pool, [request])
+    assert max(plain.output()) >= 40
+    assert int(pool.members["eagle"].draft_ids.max()) == 39
+    state, results = decode(pool, [request], random_plans(pool, 0))
+    assert state.output() == plain.output()
+    assert any(result.executed.chain[0] == "eagle" for result in results)
+
+
 def test_a_head_for_another_target_is_refused(tmp_path):
     checkpoint = load_eagle(write_published(tmp_path, "eagle-3-trimmed"), 6, torch.float32)
     with pytest.raises(ValueError, match="trained on this target"):
