@@ -74,6 +74,11 @@ class DeepseekForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """True: transformers looks for its decorator in the file of the class, which is ours."""
+        return True
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

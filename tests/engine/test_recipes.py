@@ -89,8 +89,8 @@ def write_model(folder, config, seed):
 
 
 @pytest.fixture(scope="module", params=RECIPES)
-def built(request, tmp_path_factory):
-    """A recipe, and the pool it gives when its weights are tiny local ones."""
+def saved(request, tmp_path_factory):
+    """A recipe, and its spec when its weights are tiny local ones."""
     recipe, root = RECIPES[request.param], tmp_path_factory.mktemp("recipe")
     for seed, (name, member) in enumerate(recipe.members.items()):
         if member.kind == "eagle":
@@ -98,7 +98,14 @@ def built(request, tmp_path_factory):
         else:
             write_model(root / name, shrunk(member, name), seed)
     changes = ",".join(f"{name}={root / name}" for name in recipe.members)
-    return recipe, load_pool(f"{recipe.name}:{changes}", dtype=torch.float32)
+    return recipe, f"{recipe.name}:{changes}"
+
+
+@pytest.fixture(scope="module")
+def built(saved):
+    """A recipe, and the pool it gives in fp32."""
+    recipe, spec = saved
+    return recipe, load_pool(spec, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(("name", "member"), MEMBERS)
@@ -156,6 +163,20 @@ def test_every_recipe_decodes_losslessly_with_any_plans(built, exact):
         state, results = decode(pool, requests[1:], lambda _: plan, exact=exact)  # noqa: B023
         assert state.output() == plain[1]
         assert any(result.executed == plan for result in results)
+
+
+def test_every_recipe_decodes_bit_for_bit_in_bf16(saved):
+    """With packed weights, where the CPU has them; the experts are run by our dispatch."""
+    recipe, spec = saved
+    pool = load_pool(spec, dtype=torch.bfloat16)
+    request = DecodeRequest(pool.encode("a b a b a b"), BUDGET)
+    plain, results = decode(pool, [request])
+    for seed in range(3):
+        state, _ = decode(pool, [request], random_plans(pool, seed))
+        assert state.output() == plain.output()
+    if "num_experts_per_tok" in recipe.members["target"].sizes:
+        visited = results[-1].forwards[-1].unique_experts
+        assert set(visited) == {pool.model("target").experts.experts_per_token}
 
 
 def test_plain_decoding_of_a_recipes_target_is_transformers_greedy(built):
