@@ -85,7 +85,7 @@ LLAMA_2 = PoolRecipe(
             "meta-llama/Llama-2-7b-chat-hf",
             LlamaConfig,
             sizes(32000, 4096, 11008, 32, (32, 32), 4096) | {"rms_norm_eps": 1e-5},
-            "Llama 2 licence",
+            "Llama 2 Community",
             is_gated=True,
         ),
     },
@@ -101,7 +101,7 @@ LLAMA_3 = PoolRecipe(
             sizes(128256, 2048, 8192, 16, (32, 8), 131072)
             | TIED
             | {"head_dim": 64, "rms_norm_eps": 1e-5, "rope_parameters": llama_rope(32.0)},
-            "Llama 3.2 licence",
+            "Llama 3.2 Community",
             is_gated=True,
         ),
         "mid": RecipeMember(
@@ -110,7 +110,7 @@ LLAMA_3 = PoolRecipe(
             sizes(128256, 3072, 8192, 28, (24, 8), 131072)
             | TIED
             | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": llama_rope(32.0)},
-            "Llama 3.2 licence",
+            "Llama 3.2 Community",
             is_gated=True,
         ),
         "target": RecipeMember(
@@ -118,7 +118,7 @@ LLAMA_3 = PoolRecipe(
             LlamaConfig,
             sizes(128256, 4096, 14336, 32, (32, 8), 131072)
             | {"rms_norm_eps": 1e-5, "rope_parameters": llama_rope(8.0)},
-            "Llama 3.1 licence",
+            "Llama 3.1 Community",
             is_gated=True,
         ),
     },
@@ -195,7 +195,7 @@ DEEPSEEK = RecipeMember(
     sizes(102400, 2048, 10944, 28, (16, 16), 4096)
     | {"moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2}
     | {"num_experts_per_tok": 6, "first_k_dense_replace": 1},
-    "DeepSeek licence",
+    "DeepSeek Model Agreement",
 )
 QWEN_MOE = RecipeMember(
     "Qwen/Qwen1.5-MoE-A2.7B-Chat",
@@ -203,7 +203,7 @@ QWEN_MOE = RecipeMember(
     sizes(151936, 2048, 5632, 24, (16, 16), 32768)
     | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
     | {"num_experts": 60, "num_experts_per_tok": 4},
-    "Tongyi Qianwen licence",
+    "Tongyi Qianwen",
 )
 RECIPES = {
     recipe.name: recipe
