@@ -6,7 +6,7 @@ import inspect
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")  # the masks a window comes with
 
@@ -79,3 +79,17 @@ def freeze_rotaries(name: str, model: PreTrainedModel) -> list[FrozenRotary]:
                 frozen.append(FrozenRotary(child))
                 setattr(parent, attribute, frozen[-1])
     return frozen
+
+
+def refuse_unlike_llama(what: str, model: object) -> None:
+    """Raises for a model whose layers a drafter cannot be made from.
+
+    Raises:
+        ValueError: If it is no plain Llama.
+    """
+    if type(model) is not LlamaForCausalLM:
+        raise ValueError(
+            f"target: {what} is made from the layers of a LlamaForCausalLM; got a "
+            f"{type(model).__name__}; take a target of Llama's architecture, or a drafter that "
+            f"exists for this one"
+        )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,20 @@ class EagleLayer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
+class SteadyRotary(LlamaRotaryEmbedding):
+    """A rotary embedding whose frequencies stay float32 when its owner is cast.
+
+    Rounded to bf16 they would be off by a radian after some hundred positions.
+    """
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> SteadyRotary:
+        inv_freq, original = self.inv_freq, self.original_inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = inv_freq.to(self.inv_freq.device)
+        self.original_inv_freq = original.to(self.inv_freq.device)
+        return self
+
+
 class EagleHead(nn.Module):
     """An EAGLE head's layers; embedding and vocabulary head are the target's or its own.
 
@@ -152,7 +166,7 @@ class EagleHead(nn.Module):
         super().__init__()
         config = shape.config
         self.shape = shape
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = SteadyRotary(config)
         if shape.is_wide:
             width = shape.num_features
             self.fc = nn.Linear(width, config.hidden_size, bias=shape.has_bias)
@@ -207,12 +221,15 @@ class EagleCheckpoint:
         draft_ids: Target token id of each entry of its vocabulary; None where that is the target's.
         lm_head: Its own vocabulary head; None takes the target's (its rows of ``draft_ids``).
         embedding: Its own embedding; None takes the target's.
+        target_fingerprint: Hash of the weights, in bf16, of the target it was trained on; None
+            where the file does not say (public heads).
     """
 
     head: EagleHead
     draft_ids: torch.Tensor | None
     lm_head: torch.Tensor | None
     embedding: torch.Tensor | None
+    target_fingerprint: str | None = None
 
 
 def holds_eagle(source: str) -> bool:
@@ -269,6 +286,7 @@ def load_eagle(folder: Path, num_target_layers: int, dtype: torch.dtype) -> Eagl
         draft_ids,
         None if lm_head is None else lm_head.to(dtype),
         None if embedding is None else embedding.to(dtype),
+        values.get("target_fingerprint"),
     )
 
 
@@ -299,8 +317,22 @@ def read_shape(
     )
 
 
-def save_eagle(folder: Path, head: EagleHead, draft_ids: torch.Tensor) -> None:
-    """Writes a head in EAGLE-3's layout, bf16, without the rows it takes from the target."""
+def save_eagle(
+    folder: Path,
+    head: EagleHead,
+    draft_ids: torch.Tensor,
+    target_fingerprint: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a head in EAGLE-3's layout, bf16, without the rows it takes from the target.
+
+    Args:
+        folder: Gets config.json and model.safetensors.
+        head: The head.
+        draft_ids: Token ids of its vocabulary.
+        target_fingerprint: Hash of the target's weights in bf16.
+        facts: More entries of config.json, for whoever reads it.
+    """
     shape = head.shape
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().to(torch.bfloat16) for name, w in head.state_dict().items()}
@@ -310,5 +342,8 @@ def save_eagle(folder: Path, head: EagleHead, draft_ids: torch.Tensor) -> None:
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": len(draft_ids),
         "eagle_taps": list(shape.taps),
+        **(facts or {}),
     }
+    if target_fingerprint is not None:
+        values["target_fingerprint"] = target_fingerprint
     (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")

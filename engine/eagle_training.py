@@ -11,22 +11,32 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
+from specgym.engine.architectures import refuse_unlike_llama
 from specgym.engine.distill import Batch, matched, shifted, soft_loss
 from specgym.engine.eagle import Attend, EagleHead, EagleShape
 
 
-def init_eagle(model: Any, taps: tuple[int, ...], num_draft_tokens: int, num_layers: int = 1):
+def init_eagle(
+    model: Any, taps: tuple[int, ...], num_draft_tokens: int, num_layers: int = 1
+) -> EagleHead:
     """A new head for a Llama target: its layers start as the target's last ones.
 
-    The half of the first layer that reads the embedding starts at zero, and ``fc`` passes the last
-    tap on, so that training starts from a head that thinks like the end of the target.
+    The half of the first layer that reads the embedding starts small, and ``fc`` passes the last
+    tap on, so that training starts from a head that thinks like the end of the target. What is
+    random in it comes from torch's global generator.
+
+    Raises:
+        ValueError: If the target is no Llama, or has no such taps.
     """
+    refuse_unlike_llama("an EAGLE head", model)
+    check_taps(taps, model.config.num_hidden_layers)
     source = model.config
     sizes = {
         key: getattr(source, key)
         for key in (
             "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
             "rms_norm_eps", "max_position_embeddings", "rope_parameters", "vocab_size",
+            "attention_bias", "mlp_bias",
         )
     }  # fmt: skip
     head_dim = (
@@ -49,6 +59,26 @@ def init_eagle(model: Any, taps: tuple[int, ...], num_draft_tokens: int, num_lay
         torch.nn.init.normal_(head.fc.weight, std=0.01 / len(taps))
         head.fc.weight[:, -size:] += torch.eye(size)
     return head
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """EAGLE-3's: the inputs of layers 2, n/2 and n - 3; fewer where the target is that small."""
+    wanted = (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted({min(max(tap, 0), num_layers - 1) for tap in wanted}))
+
+
+def check_taps(taps: tuple[int, ...], num_layers: int) -> None:
+    """Refuses taps in another order than the features are kept in, or of no layer.
+
+    Raises:
+        ValueError: If they are none, not ascending, or out of range.
+    """
+    ascending = list(taps) == sorted(set(taps))
+    if not taps or not ascending or not 0 <= taps[0] <= taps[-1] < num_layers:
+        raise ValueError(
+            f"taps: must be ascending and among the target's layers 0..{num_layers - 1}; "
+            f"got {list(taps)}"
+        )
 
 
 class EagleTrainee:

@@ -1,41 +1,55 @@
-"""Distilled students: layers taken from a target, trained on the target's distributions.
+"""Distilled students: layers taken from a target, with a trimmed head; and their files.
 
-``small`` trains whole layers and is a drafter; ``mid`` trains low-rank deltas on more of the
-target's own layers, to be merged when it is loaded, and is a middle verifier. Embedding and the
-rows of the vocabulary head are the target's, and stay as they are.
+A file holds only what was trained: whole layers (``small``), or low-rank deltas that are merged
+into copies of the target's own layers (``mid``). Embedding and vocabulary head are the target's
+own, the head's rows trimmed to a draft vocabulary, and are never stored.
 
-Legend: B texts, T tokens, V draft vocabulary.
+Legend: V draft vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specgym.engine.distill import Batch, matched, soft_loss
+from specgym.engine.architectures import refuse_unlike_llama
+
+KIND = "student"
+WEIGHT_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
 
-class LowRankLinear(nn.Module):
-    """A frozen linear layer and a trained delta of low rank.
+@dataclasses.dataclass(frozen=True)
+class StudentCheckpoint:
+    """A student ready to stand in a chain.
 
-    Source: Hu et al. 2021, LoRA (arXiv 2106.09685); scale 1, so the delta is up @ down.
+    Attributes:
+        model: A Llama of its own layers; the embedding is the target's, the head has V rows.
+        draft_ids: Target token id of each entry of its vocabulary, [V], ascending.
+        layers: Which of the target's layers it was made from.
+        rank: Of its deltas; None where whole layers were trained.
+        target_fingerprint: Hash of the weights, in bf16, of the target it was trained on.
+        target_origin: Where that target came from.
+        training: How it was trained, as the file says it.
     """
 
-    def __init__(self, linear: nn.Linear, rank: int, generator: torch.Generator):
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().clone(), requires_grad=False)
-        down = torch.randn(rank, linear.in_features, generator=generator)
-        self.down = nn.Parameter(down * linear.in_features**-0.5)
-        self.up = nn.Parameter(torch.zeros(linear.out_features, rank))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ (weight + up @ down).T``."""
-        return F.linear(x, self.weight) + F.linear(F.linear(x, self.down), self.up)
+    model: LlamaForCausalLM
+    draft_ids: torch.Tensor
+    layers: tuple[int, ...]
+    rank: int | None
+    target_fingerprint: str
+    target_origin: str
+    training: Mapping[str, Any]
 
 
 def spread(num_layers: int, num_taken: int) -> list[int]:
@@ -46,7 +60,13 @@ def spread(num_layers: int, num_taken: int) -> list[int]:
 
 
 def take_layers(model: Any, layers: Sequence[int], dtype: torch.dtype = torch.float32) -> Any:
-    """A copy of a Llama-like model that has only these layers, in this order."""
+    """A copy of a Llama that has only these layers, in this order; nothing of it is trained.
+
+    Raises:
+        ValueError: If the model is no Llama, or has no such layers.
+    """
+    refuse_unlike_llama("a student", model)
+    check_layers(layers, model.config.num_hidden_layers)
     everything = model.model.layers
     model.model.layers = nn.ModuleList(everything[index] for index in layers)
     try:
@@ -59,72 +79,275 @@ def take_layers(model: Any, layers: Sequence[int], dtype: torch.dtype = torch.fl
         student.config.layer_types = [kinds[index] for index in layers]
     for index, layer in enumerate(student.model.layers):
         layer.self_attn.layer_idx = index
-    return student.to(dtype).requires_grad_(False)
-
-
-def make_small(model: Any, layers: Sequence[int]) -> Any:
-    """A student whose layers and final norm are trained."""
-    student = take_layers(model, layers)
-    student.model.layers.requires_grad_(True)
-    student.model.norm.requires_grad_(True)
+        layer.self_attn.attention_dropout = 0.0  # a resumed training must not depend on chance
+    student.to(dtype).requires_grad_(False)
+    student.model.rotary_emb = LlamaRotaryEmbedding(student.config).to(student.device)
     return student
 
 
-def make_mid(model: Any, layers: Sequence[int], rank: int, seed: int = 0) -> Any:
-    """A student whose linears have trained deltas; norms are trained too."""
-    student = take_layers(model, layers)
-    generator = torch.Generator().manual_seed(seed)
-    for layer in student.model.layers:
-        for parent in (layer.self_attn, layer.mlp):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, LowRankLinear(child, rank, generator))
-        layer.input_layernorm.requires_grad_(True)
-        layer.post_attention_layernorm.requires_grad_(True)
-    student.model.norm.requires_grad_(True)
-    return student
+def check_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Refuses layers that the target does not have, or an order that is not its own.
+
+    Raises:
+        ValueError: If they are none, not ascending, or out of range.
+    """
+    ascending = list(layers) == sorted(set(layers))
+    if not layers or not ascending or not 0 <= layers[0] <= layers[-1] < num_layers:
+        raise ValueError(
+            f"layers: must be ascending and among the target's 0..{num_layers - 1}; "
+            f"got {list(layers)}"
+        )
 
 
-class StudentTrainee:
-    """A student in training.
+def holds_student(source: str) -> bool:
+    """Whether a source is a folder with a student's file."""
+    path = Path(source).expanduser() / CONFIG_FILE
+    if not path.is_file():
+        return False
+    try:
+        values = json.loads(path.read_text())
+    except ValueError:
+        return False
+    return isinstance(values, dict) and values.get("kind") == KIND
+
+
+def save_student(
+    folder: Path,
+    student: Any,
+    draft_ids: torch.Tensor,
+    layers: Sequence[int],
+    *,
+    target_fingerprint: str,
+    target_origin: str,
+    rank: int | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes what was trained of a student, bf16, and what it was trained on.
 
     Args:
+        folder: Gets config.json and model.safetensors.
         student: From ``make_small`` or ``make_mid``.
-        vocab_head: The target's head, [vocab, hidden].
-        draft_ids: Token ids of the draft vocabulary, [V].
+        draft_ids: Token ids of its vocabulary, [V].
+        layers: Of the target, that it was made from.
+        target_fingerprint: Hash of the target's weights in bf16.
+        target_origin: Where the target came from.
+        rank: Of the deltas; None for whole layers.
+        training: Facts for whoever reads the file.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = {name: p for name, p in student.model.named_parameters() if p.requires_grad}
+    weights = {
+        name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in trained.items()
+    }
+    weights["draft_ids"] = draft_ids.to(torch.int32).contiguous()
+    save_file(weights, folder / WEIGHT_FILE, metadata={"format": "pt"})
+    values = {
+        "kind": KIND,
+        "layers": list(layers),
+        "rank": rank,
+        "draft_vocab_size": len(draft_ids),
+        "target_fingerprint": target_fingerprint,
+        "target_origin": target_origin,
+        "training": dict(training or {}),
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
-    def __init__(self, student: Any, vocab_head: torch.Tensor, draft_ids: torch.Tensor):
-        self.module = student
-        self.draft_ids, self.vocab_head = draft_ids, vocab_head[draft_ids]
 
-    def outputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits [N, V], the teacher's, and weights [N], over used positions."""
-        size = self.vocab_head.shape[1]
-        used = batch.weights > 0
-        with torch.autocast("cpu", torch.bfloat16):
-            teacher = F.linear(batch.features[..., -size:][used], self.vocab_head)
-            hidden = self.module.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-            logits = F.linear(hidden[used], self.vocab_head)
-        return logits, teacher, batch.weights[used]
+def load_student(folder: Path, base_model: Any, dtype: torch.dtype) -> StudentCheckpoint:
+    """The student of a folder on its target, which gives embedding, head and, for deltas, layers.
 
-    def losses(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The soft cross entropy, and the share of agreement on answers."""
-        logits, teacher, weights = self.outputs(batch)
-        answers = (weights == 1).float()
-        hits = (matched(logits.detach(), teacher) * answers).sum()
-        agreement = float(hits / answers.sum().clamp_min(1))
-        return soft_loss(logits, teacher, weights), {"agreement_0": agreement}
+    Args:
+        folder: From ``save_student``.
+        base_model: The target, before a ``ModelMember`` takes it over; it is not changed. Where
+            ``dtype`` is the target's own, its embedding is shared with the student.
+        dtype: Type of the student's weights; deltas are merged in float32.
 
-    def agreement(self, batch: Batch) -> torch.Tensor:
-        """Agreeing answer tokens and all of them, [B, 1, 2]."""
-        logits, _, weights = self.outputs(batch)
-        used = batch.weights > 0
-        rows = used.nonzero()[:, 0]
-        following = F.pad(batch.tokens[:, 1:], (0, 1))[used]
-        answers = (weights == 1).float()
-        hits = (self.draft_ids[logits.max(dim=-1).indices] == following) * answers
-        counts = torch.zeros(len(batch.tokens), 1, 2)
-        counts[:, 0, 0].index_add_(0, rows, hits)
-        counts[:, 0, 1].index_add_(0, rows, answers)
-        return counts
+    Raises:
+        ValueError: If files or entries are missing, or were made for a target of other sizes.
+    """
+    refuse_unlike_llama("a student", base_model)
+    values = read_config(folder)
+    layers, rank = tuple(values["layers"]), values["rank"]
+    check_layers(layers, base_model.config.num_hidden_layers)
+    if len(base_model.model.layers) != base_model.config.num_hidden_layers:
+        raise ValueError(
+            "base_model: its layers were taken over by a member; load students before that"
+        )
+    weights = read_weights(folder)
+    draft_ids = read_draft_ids(folder, weights.pop("draft_ids"), base_model, values)
+    state = full_state(folder, weights, base_model, layers, rank)
+    model = assemble(base_model, layers, state, draft_ids, dtype)
+    return StudentCheckpoint(
+        model,
+        draft_ids,
+        layers,
+        rank,
+        values["target_fingerprint"],
+        values["target_origin"],
+        values["training"],
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checked configuration of a student's folder.
+
+    Raises:
+        ValueError: If it is missing, of another kind, or incomplete.
+    """
+    for name in (CONFIG_FILE, WEIGHT_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"student: {folder} must hold {CONFIG_FILE} and {WEIGHT_FILE}, it lacks {name}; "
+                f"`specgym pool build` writes both"
+            )
+    if not holds_student(str(folder)):
+        raise ValueError(
+            f"student: {folder / CONFIG_FILE} must say kind {KIND!r}; give a folder that "
+            f"`specgym pool build` wrote"
+        )
+    values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+    kinds = {
+        "layers": list, "rank": (int, type(None)), "draft_vocab_size": int,
+        "target_fingerprint": str, "target_origin": str, "training": dict,
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name, ...), kind):
+            raise ValueError(
+                f"student: {name!r} in {folder / CONFIG_FILE} is missing or no such thing as it "
+                f"should be; got {values.get(name)!r}; build the student again"
+            )
+    return values
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a student's file.
+
+    Raises:
+        ValueError: If it cannot be read, or lacks its vocabulary.
+    """
+    try:
+        weights = load_file(folder / WEIGHT_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"student: {folder / WEIGHT_FILE} cannot be read: {error}; build the student again"
+        ) from error
+    if "draft_ids" not in weights:
+        raise ValueError(
+            f"student: {folder / WEIGHT_FILE} must hold 'draft_ids', it has "
+            f"{sorted(weights)[:3]}; build the student again"
+        )
+    return weights
+
+
+def read_draft_ids(
+    folder: Path, draft_ids: torch.Tensor, base_model: Any, values: Mapping[str, Any]
+) -> torch.Tensor:
+    """The student's vocabulary, [V], checked against the target's.
+
+    Raises:
+        ValueError: If it is not as large as the file says, not ascending, or exceeds the target's.
+    """
+    ids, vocab_size = draft_ids.long(), base_model.config.vocab_size
+    wanted, rising = values["draft_vocab_size"], bool((ids.diff() > 0).all())
+    if ids.shape != (wanted,) or not wanted or not rising:
+        raise ValueError(
+            f"student: draft_ids in {folder} must be {wanted} ascending token ids; got "
+            f"{list(ids.shape)}; build the student again"
+        )
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise ValueError(
+            f"student: its vocabulary goes up to id {int(ids[-1])}, the target's has {vocab_size}; "
+            f"use a student that was trained on this target"
+        )
+    return ids
+
+
+def full_state(
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    base_model: Any,
+    layers: Sequence[int],
+    rank: int | None,
+) -> dict[str, torch.Tensor]:
+    """Float32 weights of all the student's layers and its norm, deltas merged.
+
+    Raises:
+        ValueError: If a weight is missing, unknown, or of another shape than the target's.
+    """
+    places = {"norm.weight": base_model.model.norm.weight}
+    for place, index in enumerate(layers):
+        for name, weight in base_model.model.layers[index].state_dict().items():
+            places[f"layers.{place}.{name}"] = weight
+    state, wanted = {}, {}
+    for name, theirs in places.items():
+        if rank is not None and theirs.ndim == 2:
+            stem = name.removesuffix(".weight")
+            wanted[f"{stem}.up"] = (theirs.shape[0], rank)
+            wanted[f"{stem}.down"] = (rank, theirs.shape[1])
+        elif rank is None or not name.endswith(".bias"):
+            wanted[name] = tuple(theirs.shape)
+    check_weights(folder, weights, wanted)
+    for name, theirs in places.items():
+        stem = name.removesuffix(".weight")
+        if name in weights:
+            state[name] = weights[name].float()
+        elif f"{stem}.up" in weights:
+            delta = weights[f"{stem}.up"].float() @ weights[f"{stem}.down"].float()
+            state[name] = theirs.detach().float() + delta.to(theirs.device)
+        else:
+            state[name] = theirs.detach().float()
+    return state
+
+
+def check_weights(
+    folder: Path, weights: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuses a file that holds other weights than the student needs.
+
+    Raises:
+        ValueError: If one is missing, unknown, or of another shape.
+    """
+    missing, foreign = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
+    if missing or foreign:
+        raise ValueError(
+            f"student: {folder / WEIGHT_FILE} must hold the weights its config.json describes and "
+            f"no others; missing {missing[:3]}, unknown {foreign[:3]}; build the student again"
+        )
+    for name, shape in wanted.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(
+                f"student: {name!r} in {folder} must have shape {list(shape)} on this target; got "
+                f"{list(weights[name].shape)}; use a student that was trained on this target"
+            )
+
+
+def assemble(
+    base_model: Any,
+    layers: Sequence[int],
+    state: Mapping[str, torch.Tensor],
+    draft_ids: torch.Tensor,
+    dtype: torch.dtype,
+) -> LlamaForCausalLM:
+    """The model of these weights; of the target it has the embedding and rows of the head."""
+    config = copy.deepcopy(base_model.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in layers]
+    config.tie_word_embeddings = False
+    device = base_model.device
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    for name, weight in state.items():
+        parent, _, leaf = name.rpartition(".")
+        value = nn.Parameter(weight.to(device, dtype), requires_grad=False)
+        setattr(model.model.get_submodule(parent), leaf, value)
+    embedding = base_model.get_input_embeddings().weight
+    if embedding.dtype != dtype:
+        embedding = nn.Parameter(embedding.detach().to(dtype), requires_grad=False)
+    model.model.embed_tokens.weight = embedding
+    rows = base_model.get_output_embeddings().weight.detach()[draft_ids.to(device)].to(dtype)
+    model.lm_head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta")
+    model.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+    model.generation_config = copy.deepcopy(base_model.generation_config)
+    return model.eval()
