@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import attend_folded, fold_mask, linear, pack_linears
+from specgym.engine.kernels import attend_folded, fold_mask, linear, pack_linears, widen
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
 
@@ -167,8 +167,7 @@ class EagleMember:
         if not need_logits:
             return None
         logits = self.vocab_head(self.head.before_head(memory.guess_BH))
-        full = logits.new_full((len(counts), self.vocab_size), -torch.inf)
-        return full.index_copy_(1, self.draft_ids, logits)[:, None]
+        return widen(logits, self.draft_ids, self.vocab_size)[:, None]
 
     def taken(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
         """What stands for features at each position of a window, [B, T, hidden]."""

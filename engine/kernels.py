@@ -229,6 +229,20 @@ def fuse(*linears: nn.Linear) -> Callable:
     return linear(weight, torch.cat([each.bias for each in linears]) if has_bias else None)
 
 
+def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """Logits over the whole vocabulary, [..., V]: minus infinity where a trimmed head has no row.
+
+    Args:
+        logits: Of the head's rows, [..., rows].
+        draft_ids: Token id of each row; None where rows are token ids (padded ones are cut off).
+        vocab_size: V.
+    """
+    if draft_ids is None:
+        return logits[..., :vocab_size]
+    full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    return full.index_copy_(-1, draft_ids, logits)
+
+
 def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:
     """A mask for ``attend_folded``: once for each query head of a key/value head."""
     return mask_B1TS.repeat(1, 1, groups, 1)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
-from specgym.engine.kernels import LeanLlama, is_lean, pack_linears
+from specgym.engine.kernels import LeanLlama, is_lean, pack_linears, widen
 from specgym.engine.moe import ExpertDispatch, ExpertShape, LeanMixture, hook_experts
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
@@ -31,6 +31,8 @@ class ModelMember:
         num_tokens: Token ids the tokenizer knows; logits beyond (padded vocabularies) are cut
             off. None takes the model's whole vocabulary.
         lean: Use the fused forward where the architecture has one.
+        draft_ids: Token id of each row of the model's head, where it is trimmed: tokens without a
+            row have no mass.
 
     Raises:
         ValueError: If the architecture cannot be rolled back over a masked cache, or the
@@ -41,7 +43,12 @@ class ModelMember:
     can_verify = True
 
     def __init__(
-        self, name: str, model: PreTrainedModel, num_tokens: int | None = None, lean: bool = True
+        self,
+        name: str,
+        model: PreTrainedModel,
+        num_tokens: int | None = None,
+        lean: bool = True,
+        draft_ids: torch.Tensor | None = None,
     ):
         refuse_unmaskable(name, model)
         config = model.config.get_text_config()
@@ -56,14 +63,24 @@ class ModelMember:
         self.num_layers = config.num_hidden_layers
         self.layer_types = set(getattr(config, "layer_types", None) or ())
         self.sliding_window = getattr(config, "sliding_window", None)
-        self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        if draft_ids is not None and int(draft_ids.max()) >= self.vocab_size:
+            raise ValueError(
+                f"member {name!r}: its head goes up to token id {int(draft_ids.max())}, the "
+                f"vocabulary has {self.vocab_size}; use a drafter that was made for this target"
+            )
+        self.draft_ids = None if draft_ids is None else draft_ids.to(model.device)
+        self.num_parameters, self.num_bytes = count_parameters(model, draft_ids is not None)
         self.dtype, self.device = model.dtype, model.device
         self.architecture = type(model).__name__
         if getattr(config, "upcycled", None):  # nobody trained such a mixture: say what it is
             self.architecture = f"upcycled {self.architecture}"
         self.frozen_rotaries = freeze_rotaries(name, model)
+        num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
         self.dispatch = hook_experts(model)
+        self.num_active_parameters = self.num_parameters
+        if self.experts is not None:
+            idle_share = 1.0 - self.experts.experts_per_token / self.experts.num_experts
+            self.num_active_parameters -= round(idle_share * num_in_experts)
         self.lean = make_lean(model, self.dispatch) if lean else None
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
@@ -73,7 +90,7 @@ class ModelMember:
     @property
     def clock_cost(self) -> float:
         """Modelled seconds of a one-row forward, for the counting clock."""
-        return self.num_parameters * SECONDS_PER_PARAMETER
+        return self.num_active_parameters * SECONDS_PER_PARAMETER
 
     @property
     def experts(self) -> ExpertShape | None:
@@ -138,7 +155,9 @@ class ModelMember:
         if self.taps:
             memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
         memory.advance(counts, width)
-        return logits[..., : self.vocab_size] if need_logits and logits is not None else None
+        if not need_logits or logits is None:
+            return None
+        return widen(logits, self.draft_ids, self.vocab_size)
 
     def window(
         self, counts: list[int], width: int, *, is_fixed: bool
@@ -188,6 +207,13 @@ class ModelMember:
             }
         everywhere = self.layer_types == {"sliding_attention"} or not self.layer_types
         return memory.mask(counts, width, sliding=everywhere)
+
+
+def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[int, int]:
+    """Parameters of a model and their bytes, without an embedding it shares with the target."""
+    shared = set(model.get_input_embeddings().parameters()) if shares_embedding else set()
+    own = [parameter for parameter in model.parameters() if parameter not in shared]
+    return sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own)
 
 
 def make_lean(model: PreTrainedModel, dispatch: ExpertDispatch | None) -> LeanLlama | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgym.engine.eagle import holds_eagle, load_eagle
+from specgym.engine.drafters import drafter_folder, load_drafter
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.hub import fetch_head
 from specgym.engine.kernels import packing_works
@@ -26,10 +25,18 @@ if TYPE_CHECKING:
 Member = ModelMember | NGramMember | EagleMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)
 DENSE_POOL, MIXTURE_POOL = "smollm2", "smollm2-moe"
+SHIPPED_DRAFTERS = ",".join(f"{n}=shipped:{SMOLLM2}/{n}" for n in ("eagle", "small", "mid"))
 BUILT_IN_POOLS = {
-    DENSE_POOL: "target=smollm2-135m",
-    MIXTURE_POOL: "target=upcycled:8:2:smollm2-135m",
+    DENSE_POOL: f"{SHIPPED_DRAFTERS},target={SMOLLM2}",
+    MIXTURE_POOL: f"{SHIPPED_DRAFTERS},target=upcycled:8:2:{SMOLLM2}",
 }
+BUILT_IN_CHAINS = (
+    ("ngram", "target"),
+    ("small", "target"),
+    ("eagle", "target"),
+    ("small", "mid", "target"),
+    ("ngram", "mid", "target"),
+)
 MIXTURE_OPTIONS = ("experts", "top-k")
 DENSE_MEMBER = "dense"  # what a mixture was upcycled from; a member only where a chain names it
 WINDOW_ROUNDING = 8
@@ -258,7 +265,8 @@ def mixture_sources(spec: str) -> str:
                 f'like "{name}:experts=16:top-k=4"; got {option!r}'
             )
         values[key] = value
-    return f"target={Upcycling(int(values['experts']), int(values['top-k']), SMOLLM2).source}"
+    recipe = Upcycling(int(values["experts"]), int(values["top-k"]), SMOLLM2)
+    return f"{SHIPPED_DRAFTERS},target={recipe.source}"
 
 
 def parse_pool(spec: str) -> dict[str, str]:
@@ -330,11 +338,11 @@ def load_pool(
         sources = {DENSE_MEMBER: recipe.base, **sources}
     sources = {name: fetch_head(source) for name, source in sources.items()}
     dtype = dtype or default_dtype(device)
-    eagles = {name: source for name, source in sources.items() if holds_eagle(source)}
+    folders = {name: drafter_folder(source) for name, source in sources.items()}
     loaded = {
         name: load_source(source, dtype=dtype, device=device)
         for name, source in sources.items()
-        if name not in eagles
+        if folders[name] is None
     }
     target = loaded["target"]
     for name, drafter in loaded.items():
@@ -345,16 +353,17 @@ def load_pool(
         num_rows = target.model.config.get_text_config().vocab_size
         num_tokens = count_tokens(target.tokenizer, num_rows)
     members: list[Member] = [NGramMember()]
-    for name, source in eagles.items():  # before the target's own weights are packed
-        num_layers = target.model.config.get_text_config().num_hidden_layers
-        checkpoint = load_eagle(Path(source), num_layers, dtype)
-        members.append(EagleMember(name, checkpoint, target.model, num_tokens))
+    for name, folder in folders.items():  # before the target's own weights are packed
+        if folder is not None:
+            members.append(load_drafter(name, folder, target, num_tokens))
     # The target comes last whatever the order it was given in.
     for name in sorted(loaded, key=lambda each: each == "target"):
         each = loaded[name]
         members.append(make_member(name, each.model, num_tokens, each.tokenizer, target.tokenizer))
     if chains is None and (found := split_recipe(spec)) is not None:
         chains = found[0].chains
+    if chains is None and spec.partition(":")[0] in BUILT_IN_POOLS:
+        chains = BUILT_IN_CHAINS
     return ModelPool(
         members,
         chains=chains,

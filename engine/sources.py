@@ -61,6 +61,7 @@ class LoadedModel:
     tokenizer: Any  # None where the folder holds none
     fingerprint: str
     origin: str
+    dense: "LoadedModel | None" = None  # what a mixture was upcycled from
 
 
 def load_source(source: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
@@ -156,7 +157,7 @@ def _load_upcycled(recipe: Upcycling, dtype: torch.dtype, device: str) -> Loaded
     dense = load_source(recipe.base, dtype=dtype, device="cpu")
     model: Any = upcycle(dense.model, recipe)
     origin = f"{dense.origin}, {recipe.label}"
-    return LoadedModel(model.to(device), dense.tokenizer, hash_weights(model), origin)
+    return LoadedModel(model.to(device), dense.tokenizer, hash_weights(model), origin, dense)
 
 
 def _load_hub(source: str, dtype: torch.dtype, device: str) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ from specgym.runs.settings import PoolSettings, make_pool
 
 BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
+    "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
 }
 Key = TypeVar("Key", bound=Hashable)
@@ -65,6 +66,9 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
             print(USAGE)
             return
         raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
+    if arguments[0] == "drafters":
+        run_drafters(arguments[1:], parse, console)
+        return
     if arguments[0] == "moe":
         run_moe(arguments[1:], parse, console)
         return
@@ -90,6 +94,17 @@ def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -
         write_json(config.json, report)
     if config.plot is not None:
         plot_moe(report, config.plot)
+
+
+def run_drafters(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench drafters``, prints its table, writes it."""
+    from specgym.runs.bench_drafters import DrafterBench, bench_drafters, show_drafters
+
+    config = parse("bench drafters", arguments, DrafterBench)
+    report = bench_drafters(config, console)
+    show_drafters(report)
+    if config.json is not None:
+        write_json(config.json, report)
 
 
 def show(report: dict[str, Any]) -> None:

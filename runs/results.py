@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,21 @@ NUM_RESAMPLES = 2000
 SCHEMA = 1
 
 
-def speedup(baseline: Sequence[RequestRecord], records: Sequence[RequestRecord]) -> float:
+class Timed(Protocol):
+    """Tokens that were decoded, and the seconds they took."""
+
+    @property
+    def tokens(self) -> int:
+        """Their number."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds."""
+        ...
+
+
+def speedup(baseline: Sequence[Timed], records: Sequence[Timed]) -> float:
     """Seconds of the baseline over seconds of a controller, pooled over requests.
 
     Of seconds per token: on the same tokens that is a ratio of sums; where a near-tie made a text
@@ -30,15 +44,13 @@ def speedup(baseline: Sequence[RequestRecord], records: Sequence[RequestRecord])
     return seconds_per_token(baseline) / seconds_per_token(records)
 
 
-def request_speedups(
-    baseline: Sequence[RequestRecord], records: Sequence[RequestRecord]
-) -> list[float]:
+def request_speedups(baseline: Sequence[Timed], records: Sequence[Timed]) -> list[float]:
     """The speed-up of every request by itself."""
     return [speedup([a], [b]) for a, b in zip(baseline, records, strict=True)]
 
 
 def bootstrap(
-    baseline: Sequence[RequestRecord], records: Sequence[RequestRecord], seed: int = 0
+    baseline: Sequence[Timed], records: Sequence[Timed], seed: int = 0
 ) -> tuple[float, float]:
     """A 95 % interval of the speed-up by resampling requests (percentile bootstrap)."""
     rng = np.random.default_rng(seed)
@@ -52,7 +64,7 @@ def bootstrap(
     return float(low), float(high)
 
 
-def seconds_per_token(records: Sequence[RequestRecord]) -> float:
+def seconds_per_token(records: Sequence[Timed]) -> float:
     """Pooled seconds of a token."""
     return sum(r.seconds for r in records) / sum(r.tokens for r in records)
 

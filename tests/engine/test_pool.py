@@ -128,7 +128,13 @@ def test_a_plan_off_the_table_runs_where_it_is_sound(pool):
 @pytest.mark.parametrize(
     ("spec", "sources"),
     [
-        ("smollm2", {"target": "smollm2-135m"}),
+        (
+            "smollm2",
+            {
+                **{n: f"shipped:smollm2-135m/{n}" for n in ("eagle", "small", "mid")},
+                "target": "smollm2-135m",
+            },
+        ),
         ("target=/a/b", {"target": "/a/b"}),
         ("draft = x/y , target=/a", {"draft": "x/y", "target": "/a"}),
         ("target=/a,draft=/b=c", {"target": "/a", "draft": "/b=c"}),

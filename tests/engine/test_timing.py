@@ -40,7 +40,7 @@ def test_counting_clock_charges_each_row_after_the_first_in_part():
 
 def test_a_smaller_member_costs_less_on_the_counting_clock():
     pool, clock = tiny_pool(noise=(0.1,)), CountingClock()
-    pool.model("draft").num_parameters //= 10
+    pool.model("draft").num_active_parameters //= 10
     state = start(pool, [DecodeRequest((1, 2, 1), 40)], clock)
     result = decode_step(pool, state, Plan(("draft", "target"), 1), clock)
     drafted, verified = result.seconds_of("draft"), result.seconds_of("verify")

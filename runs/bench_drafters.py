@@ -1,0 +1,180 @@
+"""``specgym bench drafters``: how often a drafter's first token is the target's, and its cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, decode_step, draft, start
+from specgym.engine.pool import ModelPool
+from specgym.engine.timing import WallClock
+from specgym.engine.types import Plan
+from specgym.envs.workloads import Request, get_workload, load_prompts
+from specgym.runs.results import describe_machine
+from specgym.runs.settings import PoolSettings, make_pool
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterBench(PoolSettings):
+    """Agreement of every drafter's first token along the target's greedy text, and its seconds.
+
+    Attributes:
+        prompts: JSONL files with prompts of your own; none takes the built-in held-out ones.
+        categories: Categories to measure on; all by default.
+        limit: Prompts of each category, from the first on.
+        new_tokens: Tokens decoded per prompt.
+        json: Where the numbers are written.
+    """
+
+    prompts: tuple[Path, ...] = ()
+    categories: tuple[str, ...] = ()
+    limit: int = 20
+    new_tokens: int = 96
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or self.new_tokens < 1:
+            raise ValueError(
+                f"limit and new_tokens: must be >= 1; got {self.limit} and {self.new_tokens}"
+            )
+
+
+@dataclasses.dataclass
+class Tally:
+    """What one drafter did along the texts of one category."""
+
+    positions: int = 0
+    proposed: int = 0
+    agreed: int = 0
+
+
+def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
+    """Rows of agreement per drafter and category, and ratios of seconds to the target's.
+
+    At every position of the target's greedy text each drafter drafts one token after the same
+    committed tokens; it agrees where that is the target's next one. Where prompt lookup proposes
+    nothing it does not agree.
+    """
+    pool = make_pool(config)
+    requests = chosen_requests(config)
+    drafters = [name for name in pool.members if name != pool.target]
+    tallies = {(name, r.category): Tally() for r in requests for name in drafters}
+    seconds: dict[str, list[float]] = {name: [] for name in pool.members}
+    for request in track(requests, "drafting along the target's texts", console=console):
+        follow(pool, request, config, tallies, seconds)
+    categories = list(dict.fromkeys(r.category for r in requests))
+    rows = [
+        {
+            "name": f"{name}, {category}",
+            "drafter": name,
+            "category": category,
+            "agreement": tally.agreed / tally.positions,
+            "proposed": tally.proposed / tally.positions,
+            "positions": tally.positions,
+        }
+        for (name, category), tally in tallies.items()
+    ]
+    plain = statistics.median(seconds[pool.target])
+    return {
+        "rows": rows,
+        "ratios": {
+            **{f"{name}_agreement": statistics.mean(agreements(rows, name)) for name in drafters},
+            **{
+                f"{name}_over_target_seconds": statistics.median(seconds[name]) / plain
+                for name in drafters
+                if seconds[name]
+            },
+        },
+        "categories": categories,
+        "pool": pool.name,
+        "machine": describe_machine(pool.model(pool.target).device),
+    }
+
+
+def chosen_requests(config: DrafterBench) -> list[Request]:
+    """The first prompts of each category.
+
+    Raises:
+        ValueError: If a file cannot be read, or has none of a category that was asked for.
+    """
+    if config.prompts:
+        known = [request for path in config.prompts for request in load_prompts(path)]
+    else:
+        known = list(get_workload("all", split="held-out").requests)
+    there = list(dict.fromkeys(request.category for request in known))
+    missing = [category for category in config.categories if category not in there]
+    if missing:
+        raise ValueError(
+            f"categories: there is no prompt of {missing[0]!r}; there are {', '.join(there)}"
+        )
+    return [
+        request
+        for category in config.categories or there
+        for request in [r for r in known if r.category == category][: config.limit]
+    ]
+
+
+def follow(
+    pool: ModelPool,
+    request: Request,
+    config: DrafterBench,
+    tallies: dict[tuple[str, str], Tally],
+    seconds: dict[str, list[float]],
+) -> None:
+    """Decodes a request plainly; in front of every token each drafter drafts one."""
+    clock = WallClock(pool.model(pool.target).device)
+    asked = DecodeRequest(pool.encode(request.prompt), config.new_tokens)
+    state = start(pool, [asked], clock, exact=config.exact)
+    plain = Plan((pool.target,), 0)
+    while not state.is_finished:
+        drafted = {
+            name: first_token(pool, state, name, clock, seconds[name])
+            for name, category in tallies
+            if category == request.category
+        }
+        step = decode_step(pool, state, plain, clock)
+        seconds[pool.target].append(step.forwards[-1].seconds)
+        for name, token in drafted.items():
+            tally = tallies[name, request.category]
+            tally.positions += 1
+            tally.proposed += token is not None
+            tally.agreed += token == step.tokens[0][0]
+
+
+def first_token(
+    pool: ModelPool, state: DecodeState, name: str, clock: WallClock, seconds: list[float]
+) -> int | None:
+    """The token a drafter proposes next, if any; a forward without catch-up is timed."""
+    meter = Meter(clock)
+    proposals, _ = draft(pool, state, Plan((name, pool.target), 1), meter)
+    seconds += [cost.seconds for cost in meter.costs if not cost.num_catchup]
+    tokens = proposals[0].tokens
+    return tokens[0] if tokens else None
+
+
+def show_drafters(report: dict[str, Any]) -> None:
+    """Prints the table and the ratios of a report."""
+    title = "agreement of the first drafted token along the target's greedy text"
+    table = Table(title=title, title_justify="left")
+    table.add_column("drafter")
+    for header in (*report["categories"], "mean"):
+        table.add_column(header, justify="right")
+    for name in dict.fromkeys(row["drafter"] for row in report["rows"]):
+        cells = agreements(report["rows"], name)
+        table.add_row(name, *(f"{each:.3f}" for each in (*cells, statistics.mean(cells))))
+    console = Console()
+    console.print(table)
+    for name, ratio in report["ratios"].items():
+        console.print(f"{name}: {ratio:.4f}")
+
+
+def agreements(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """A drafter's agreement in every category."""
+    return [float(row["agreement"]) for row in rows if row["drafter"] == name]
