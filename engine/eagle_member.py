@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import attend_folded, fold_mask, linear, pack_linears, widen
+from specgym.engine.kernels import attend_folded, fold_mask, last_rows, linear, pack_linears, widen
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
 
@@ -129,6 +129,7 @@ class EagleMember:
         num_rows: int | None = None,
         *,
         need_logits: bool = True,
+        last_only: bool = True,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens, beside the target's features or else its own last output.
 
@@ -138,6 +139,7 @@ class EagleMember:
                 must be the row's only one.
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the vocabulary head.
+            last_only: It never reads more than each row's last token.
 
         Returns:
             Logits [B, 1, vocab] of what follows each row's last token; None when not needed.
@@ -162,8 +164,7 @@ class EagleMember:
         taken = self.taken(memory, counts, width)
         hidden_BTH = self.head(embeds, taken, positions_BT, attend)
         memory.advance(counts, width)
-        last = torch.tensor([max(count - 1, 0) for count in counts], device=self.device)
-        memory.guess_BH = hidden_BTH[torch.arange(len(counts), device=self.device), last]
+        memory.guess_BH = hidden_BTH[last_rows(counts, self.device)]
         if not need_logits:
             return None
         logits = self.vocab_head(self.head.before_head(memory.guess_BH))

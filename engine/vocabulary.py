@@ -118,10 +118,13 @@ class PartialMember(ModelMember):
         num_rows: int | None = None,
         *,
         need_logits: bool = True,
+        last_only: bool = False,
     ) -> torch.Tensor | None:
         """As in ``ModelMember``; logits of unknown ids are minus infinity."""
         read = [[self.stand_in if i in self.unknown else i for i in tokens] for tokens in fed]
-        logits = super().forward(memory, read, num_rows, need_logits=need_logits)
+        logits = super().forward(
+            memory, read, num_rows, need_logits=need_logits, last_only=last_only
+        )
         if logits is None:
             return None
         widened = F.pad(logits, (0, self.num_missing_rows), value=-torch.inf)

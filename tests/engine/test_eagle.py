@@ -75,7 +75,7 @@ def decode_watched(pool, request, pick, monkeypatch):
     seen = {}
     original = EagleMember.forward
 
-    def forward(member, memory, fed, num_rows=None, *, need_logits=True):
+    def forward(member, memory, fed, num_rows=None, *, need_logits=True, last_only=True):
         logits = original(member, memory, fed, num_rows, need_logits=need_logits)
         if need_logits:
             seen.setdefault((memory.num_known(0), memory.num_valid(0)), logits[0, 0].clone())
