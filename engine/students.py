@@ -206,7 +206,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"`specgym pool build` wrote"
         )
     values: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
-    kinds = {
+    kinds: dict[str, Any] = {
         "layers": list, "rank": (int, type(None)), "draft_vocab_size": int,
         "target_fingerprint": str, "target_origin": str, "training": dict,
     }  # fmt: skip

@@ -204,7 +204,7 @@ def test_the_teacher_and_the_agreement_are_the_targets():
 
 
 def test_targets_of_other_kinds_are_refused(tmp_path):
-    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     mistral = MistralForCausalLM(
         MistralConfig(vocab_size=VOCAB, num_hidden_layers=6, num_key_value_heads=2, **sizes)
     )
