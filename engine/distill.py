@@ -74,7 +74,10 @@ class FitConfig:
 class Trainee(Protocol):
     """What the loop trains."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """What holds the weights."""
+        ...
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss to descend, and what to report."""

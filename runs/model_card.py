@@ -105,7 +105,7 @@ Share of answer tokens at which the drafter's best token is the target's, along 
 path, on {facts.num_held} held-out texts of the same kind.
 
 {acceptance_table(facts.curve[-1])}
-
+{depth_note(facts.curve[-1])}
 ## Learning curve
 
 Mean over the categories.
@@ -133,6 +133,13 @@ def depth_names(point: dict[str, Any]) -> list[str]:
     if num_depths == 1:
         return ["acceptance"]
     return [f"drafted token {depth + 1}" for depth in range(num_depths)]
+
+
+def depth_note(point: dict[str, Any]) -> str:
+    """What the later depths mean; empty where there is one."""
+    if len(mean_acceptance(point)) == 1:
+        return ""
+    return "\nA later drafted token is judged where those before it are the text's own.\n"
 
 
 def acceptance_table(point: dict[str, Any]) -> str:

@@ -63,7 +63,8 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
         settings = parse("pool show", rest, PoolSettings)
         show_pool(make_pool(settings), settings.exact, console)
     elif action == "build":
-        from specgym.runs.build import BuildConfig, build
+        from specgym.runs.build import build
+        from specgym.runs.build_config import BuildConfig
 
         build(parse("pool build", rest, BuildConfig), Console(stderr=True))
     else:
