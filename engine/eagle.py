@@ -337,7 +337,7 @@ def save_eagle(
     shape = head.shape
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().to(torch.bfloat16) for name, w in head.state_dict().items()}
-    weights["d2t"] = draft_ids - torch.arange(len(draft_ids))
+    weights["d2t"] = (draft_ids - torch.arange(len(draft_ids))).to(torch.int32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     values = shape.config.to_diff_dict() | {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -203,6 +203,7 @@ def export(
     num_bytes = (staging / "model.safetensors").stat().st_size
     (staging / "README.md").write_text(model_card(facts, num_bytes))
     for file in sorted(staging.iterdir(), key=lambda path: path.name == FINISHED_FILE):
+        file.chmod(0o644)  # safetensors makes files that others cannot read
         os.replace(file, folder / file.name)
     staging.rmdir()
 

@@ -1,11 +1,12 @@
 """``pool build`` from a folder with a tiny target to drafters that a pool loads."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from specgym.engine.pool import load_pool
 from specgym.engine.sources import load_source
 from specgym.engine.students import load_student
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
+from specgym.runs import build
 from specgym.runs.cli import main
 
 DRAFTERS = ("eagle", "small", "mid")
@@ -69,6 +71,7 @@ def test_the_files_are_there_and_a_pool_takes_the_head(built, target):
             "README.md", "checkpoint.pt", "config.json", "curve.json", "model.safetensors",
             "settings.json",
         }  # fmt: skip
+        assert (built / name / "model.safetensors").stat().st_mode & 0o777 == 0o644
         stored = load_file(built / name / "model.safetensors")
         kinds = {w.dtype for w in stored.values()}
         assert kinds <= {torch.bfloat16, torch.int32, torch.int64}
@@ -172,21 +175,28 @@ def weights(out):
     return {name: (out / name / "model.safetensors").read_bytes() for name in DRAFTERS}
 
 
-def test_a_killed_build_goes_on_and_gives_the_same_bits(built, target, tmp_path):
-    """Killed while it trains, again and again, from texts it wrote before."""
-    out = tmp_path / "out"
-    fork = multiprocessing.get_context("fork")  # a fresh interpreter takes seconds to import
-    marks = [out / "texts" / "shard-00001.safetensors", out / "eagle" / "checkpoint.pt"]
-    marks.append(out / "mid" / "checkpoint.pt")
-    for mark in marks:
-        process = fork.Process(target=main, args=(command(target, out),))
-        process.start()
-        while not mark.exists() and process.is_alive():
-            time.sleep(0.005)
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    assert not (out / "mid" / "config.json").exists()
+def test_a_killed_build_goes_on_and_gives_the_same_bits(built, target, tmp_path, monkeypatch):
+    """Stopped after a file of texts, then killed while it trains."""
+    out, original = tmp_path / "out", build.write_shard
+
+    def write_first(path, *rest):
+        if path.name != "shard-00000.safetensors":
+            raise KeyboardInterrupt
+        return original(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "write_shard", write_first)
+        assert main(command(target, out)) == 130
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specgym.runs.cli", *command(target, out)],
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # as this process: sums depend on it
+    )
+    while not (out / "eagle" / "checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "small" / "config.json").exists()
     assert main(command(target, out)) == 0
     assert weights(out) == weights(built)
     for path in (built / "texts").glob("*.safetensors"):
@@ -212,7 +222,7 @@ def test_ctrl_c_says_how_to_go_on(target, tmp_path, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specgym.runs.build.write_shard", stop)
+    monkeypatch.setattr(build, "write_shard", stop)
     assert main(command(target, tmp_path / "out")) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
