@@ -34,8 +34,8 @@ class BuildConfig:
         steps: Optimiser steps: of all drafters, or one number for each; by default 1500 for
             ``eagle`` and 3000 for the students.
         learning_rates: Their peaks, likewise; by default 1e-3, and 2e-3 for ``mid``.
-        seed: Seeds texts and training: the same seed gives the same weights, bit for bit on the same
-            kind of processor with the same number of threads.
+        seed: Seeds texts and training: the same seed gives the same weights, bit for bit on the
+            same kind of processor with the same number of threads.
         small_layers: Layers of ``small``: how many, spread evenly, or which.
         mid_layers: Layers of ``mid``, likewise.
         rank: Rank of the deltas of ``mid``.
