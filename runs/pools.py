@@ -1,4 +1,4 @@
-"""``specgym pool``: list, show or fetch pools."""
+"""``specgym pool``: list, show, fetch or build pools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from specgym.envs.workloads import get_workload
 from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
 from specgym.runs.settings import PoolSettings, make_pool
 
-USAGE = "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE]"
+USAGE = (
+    "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE] | "
+    "build TARGET [options]"
+)
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
 TIMED_CONTEXT = 32
@@ -46,7 +49,7 @@ class FetchConfig:
 
 
 def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
-    """Runs ``pool list``, ``pool show`` or ``pool fetch``.
+    """Runs ``pool list``, ``pool show``, ``pool fetch`` or ``pool build``.
 
     Raises:
         ValueError: If the action or the pool is unknown.
@@ -56,10 +59,10 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
     if action in ("-h", "--help"):
         console.print(USAGE, markup=False)
         return
-    if action not in ("list", "show", "fetch"):
+    if action not in ("list", "show", "fetch", "build"):
         raise ValueError(f"pool: no action {action!r}\n{USAGE}")
     if rest and not rest[0].startswith("-"):
-        rest = ["--pool", *rest]
+        rest = ["--target" if action == "build" else "--pool", *rest]
     if action == "list":
         if rest:
             raise ValueError(f"pool list: takes no options; got {rest[0]!r}\n{USAGE}")
@@ -70,6 +73,11 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
             show_recipe(recipe, settings.pool, console)
         else:
             show_pool(make_pool(settings), settings.exact, console)
+    elif action == "build":
+        from specgym.runs.build import build
+        from specgym.runs.build_config import BuildConfig
+
+        build(parse("pool build", rest, BuildConfig), Console(stderr=True))
     else:
         fetch_pool(parse("pool fetch", rest, FetchConfig), console)
 
