@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
+from specgym.engine.drafters import PREFIX
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
@@ -87,7 +88,8 @@ def list_pools(console: Console) -> None:
     table = Table("pool", "member", "source", "on this machine")
     for pool in BUILT_IN_POOLS:
         for name, source in parse_pool(pool).items():
-            here = "yes" if is_local(source) else f"no: specgym pool fetch {pool}"
+            is_here = source.startswith(PREFIX) or is_local(source)
+            here = "yes" if is_here else f"no: specgym pool fetch {pool}"
             table.add_row(pool, name, source, here)
     console.print(table)
     list_recipes(console)
