@@ -27,6 +27,7 @@ from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
 from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
+    chains_table,
     describe_machine,
     request_speedups,
     results_table,
@@ -352,6 +353,8 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
+    if len(pool.chains) > 1:
+        output.print(chains_table(results, pool.chains))
     output.print(describe(results, folder))
     if results["lossless"]["mismatches"]:
         raise MismatchError(
