@@ -16,6 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/specgym compare --recipe demo
+	$(BIN)/specgym compare --recipe demo-moe
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

@@ -120,7 +120,12 @@ class BatchGenerator:
         self.lengths = torch.zeros(num_rows, dtype=torch.long)
 
     def share(self, prefix: list[int]) -> None:
-        """Computes a prompt beginning once for all jobs that start with it."""
+        """Computes a prompt beginning once for all jobs that start with it.
+
+        Raises:
+            ValueError: If it leaves no room for a token.
+        """
+        self.check_room(prefix)
         if tuple(prefix) in self.prefixes.known:
             return
         assert not any(self.jobs), "share prefixes before the first job"
@@ -156,7 +161,12 @@ class BatchGenerator:
         return full or len(job.output) >= job.max_new_tokens or job.is_done(job.output)
 
     def admit(self, row: int, job: Job, rng: torch.Generator) -> None:
-        """Prefills a job into a free row and draws its first token."""
+        """Prefills a job into a free row and draws its first token.
+
+        Raises:
+            ValueError: If the job's prompt leaves no room for a token.
+        """
+        self.check_room(job.prompt)
         known = self.prefixes.longest(job.prompt)
         if known:
             keys, values, features = self.prefixes.known[known]
@@ -169,6 +179,18 @@ class BatchGenerator:
         self.jobs[row] = job
         self.lengths[row] = len(job.prompt)
         self.take(row, draw(logits, torch.tensor([job.temperature]), rng)[0])
+
+    def check_room(self, prompt: list[int]) -> None:
+        """Refuses a prompt that leaves no room for a token.
+
+        Raises:
+            ValueError: If it is empty or fills all slots.
+        """
+        if not 0 < len(prompt) < self.num_slots:
+            raise ValueError(
+                f"prompt: must have 1..{self.num_slots - 1} tokens; got {len(prompt)}; "
+                f"give more slots, within the target's context"
+            )
 
     def take(self, row: int, token: torch.Tensor) -> None:
         """Appends a drawn token to a row's job; it is fed in the next step."""
@@ -213,7 +235,7 @@ class BatchGenerator:
         for row in busy:
             job = self.jobs[row]
             assert job is not None
-            job.features.append(features[row : row + 1])
+            job.features.append(features[row : row + 1].clone())  # not the whole batch
             self.lengths[row] += 1
             self.take(row, drawn[row])
 
@@ -223,6 +245,7 @@ def draw(
 ) -> torch.Tensor:
     """One token a row of logits [B, V]: the largest where the temperature is 0, else drawn."""
     best = logits.max(dim=-1).indices
+    top_k = min(top_k, logits.shape[-1])
     hot = temperatures > 0
     noise = torch.rand(len(logits), top_k, generator=rng)
     if not bool(hot.any()):

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specgym.engine.batching import BatchGenerator, Job
+from specgym.engine.kernels import LeanLlama
 from specgym.engine.topics import TOPICS, Topic
 
 MARK = "@@opening@@"
@@ -42,6 +44,8 @@ class Writer:
         rng: Draws topics and openings.
         num_texts: Prompts to be written.
         max_answer_tokens: Longest answer.
+        num_slots: Longest text, prompt included; a prompt that leaves no room for an answer is
+            dropped.
         topics: What to write about.
     """
 
@@ -52,11 +56,13 @@ class Writer:
         rng: random.Random,
         num_texts: int,
         max_answer_tokens: int = 176,
+        num_slots: int | None = None,
         topics: Sequence[Topic] = TOPICS,
     ):
         self.tokenizer, self.eos_ids, self.rng = tokenizer, frozenset(eos_ids), rng
         self.num_left, self.max_answer_tokens = num_texts, max_answer_tokens
         self.topics = tuple(topics)
+        self.num_slots = self.longest_text() if num_slots is None else num_slots
         self.answers: collections.deque[Job] = collections.deque()
 
     def __iter__(self) -> Iterator[Job]:
@@ -89,13 +95,28 @@ class Writer:
     def before_opening(self, topic: Topic) -> str:
         """The chat up to where the user's turn starts, under the topic's system turn."""
         system = {"role": "system", "content": topic.system}
-        text = self.render([system, {"role": "user", "content": MARK}], answer=False)
+        try:
+            text = self.render([system, {"role": "user", "content": MARK}], answer=False)
+        except TemplateError:  # a target without system turns is told in the user's own
+            told = f"{topic.system}\n\n{MARK}"
+            text = self.render([{"role": "user", "content": told}], answer=False)
         return text[: text.index(MARK)]
 
     def before_prompt(self) -> str:
         """The chat up to where a user's turn starts, as a user of the target sees it."""
         text = self.render([{"role": "user", "content": MARK}], answer=True)
         return text[: text.index(MARK)]
+
+    def longest_text(self) -> int:
+        """Tokens that a text may take, in whole blocks of 32."""
+        behind = max(
+            max(len(self.encode(opening)) for opening in topic.longest_openings())
+            + topic.max_prompt_tokens
+            for topic in self.topics
+        )
+        before = max(len(self.encode(self.before_opening(topic))) for topic in self.topics)
+        asked = len(self.encode(self.render([{"role": "user", "content": MARK}], answer=True)))
+        return -(-(behind + max(before, asked + self.max_answer_tokens)) // 32) * 32
 
     def turn_end(self, topic: Topic) -> Callable[[list[int]], bool]:
         """Whether a user's turn has ended: at an end token or behind the topic's stop text."""
@@ -122,8 +143,9 @@ class Writer:
         if topic.name == "qa" and self.rng.random() < 0.5:
             text = text.rstrip("?")
         chat = self.render([{"role": "user", "content": text}], answer=True)
-        budget = self.max_answer_tokens
-        self.answers.append(Job(self.encode(chat), budget, 0.0, self.answer_end, topic.name))
+        prompt, budget = self.encode(chat), self.max_answer_tokens
+        if len(prompt) < self.num_slots:
+            self.answers.append(Job(prompt, budget, 0.0, self.answer_end, topic.name))
 
     def answer_end(self, output: list[int]) -> bool:
         """Whether an answer has ended: at an end token, or going round in a circle."""
@@ -141,6 +163,18 @@ def is_circling(output: Sequence[int], least: int = 24, longest: int = 40) -> bo
         if len(tail) == rounds * period and tail[period:] == tail[:-period]:
             return True
     return False
+
+
+def make_generator(
+    model: LeanLlama, writer: Writer, num_rows: int, taps: tuple[int, ...], dtype: torch.dtype
+) -> BatchGenerator:
+    """A generator for a writer's jobs that has computed the beginnings they share."""
+    generator = BatchGenerator(model, num_rows, writer.num_slots, taps, dtype)
+    with torch.inference_mode():
+        for topic in writer.topics:
+            generator.share(writer.encode(writer.before_opening(topic)))
+        generator.share(writer.encode(writer.before_prompt()))
+    return generator
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -163,6 +197,9 @@ def write_shard(
         writer: The shard's jobs.
         seed: Seeds the sampling of prompts.
         report: Called with the tokens of each finished text.
+
+    Raises:
+        ValueError: If no text fits the target's context.
     """
     finished: list[Job] = []
     for job in generator.run(writer, torch.Generator().manual_seed(seed)):
@@ -171,6 +208,11 @@ def write_shard(
         else:
             finished.append(job)
             report(len(job.prompt) + len(job.output))
+    if not finished:
+        raise ValueError(
+            f"texts: not one prompt leaves room for an answer in {generator.num_slots} tokens; "
+            f"take a target with a longer context"
+        )
     topics = sorted({str(job.payload) for job in finished})
     tensors = {
         "tokens": torch.tensor([t for job in finished for t in [*job.prompt, *job.output]]),
@@ -183,9 +225,16 @@ def write_shard(
     tensors["tokens"] = tensors["tokens"].to(torch.int32)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"topics": ",".join(topics), "seed": str(seed)})
+    # One entry: safetensors writes several in no fixed order, and equal texts are equal files.
+    save_file(tensors, partial, metadata={"topics": ",".join(topics)})
     os.replace(partial, path)
     return len(tensors["tokens"])
+
+
+def num_shard_tokens(path: Path) -> int:
+    """Tokens of a shard, read from its header."""
+    with safe_open(path, framework="pt") as file:
+        return int(file.get_slice("tokens").get_shape()[0])
 
 
 def with_last(job: Job) -> list[torch.Tensor]:

@@ -164,7 +164,9 @@ class Meter:
         need_logits = role != "catchup"
         width = num_rows or max(map(len, fed))
         try:
-            logits = member.forward(memory, fed, num_rows, need_logits=need_logits)
+            logits = member.forward(
+                memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
+            )
         except torch.OutOfMemoryError as error:
             raise EngineFault(
                 f"member {member.name!r}: out of memory in a {role} forward of {len(fed)} x "
@@ -339,9 +341,7 @@ def draft_model(
     for index in range(k):
         logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
         assert logits_BTV is not None
-        last = torch.tensor([max(len(row) - 1, 0) for row in fed], device=logits_BTV.device)
-        last.clamp_max_(logits_BTV.shape[1] - 1)  # a head computes its last real row only
-        logits_BV = logits_BTV[torch.arange(len(fed), device=logits_BTV.device), last]
+        logits_BV = logits_BTV[:, 0]
         if index == 0:
             entropy = mean_entropy(logits_BV[active])
         best = best_tokens(logits_BV, member.name, memory)

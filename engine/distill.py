@@ -68,13 +68,16 @@ class FitConfig:
         start = self.num_steps * (1.0 - self.decay_share)
         done = min(max((step - start) / max(self.num_steps - start, 1.0), 0.0), 1.0)
         cosine = 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.learning_rate * min((step + 1) / self.warmup_steps, 1.0) * cosine
+        return self.learning_rate * min((step + 1) / max(self.warmup_steps, 1), 1.0) * cosine
 
 
 class Trainee(Protocol):
     """What the loop trains."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """What holds the weights."""
+        ...
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss to descend, and what to report."""
@@ -200,15 +203,18 @@ def fit(
         config: Settings; a checkpoint of others is refused.
         checkpoint: File that a killed run goes on from.
         report: Called each step with the step and its numbers.
-        on_checkpoint: Called with the step after each checkpoint, and at the end.
+        on_checkpoint: Called with the steps done: at the start, and after each checkpoint.
 
     Raises:
-        ValueError: If the checkpoint was made with other settings or other texts.
+        ValueError: If there are no texts, or the checkpoint was made with other settings or texts.
     """
+    if not len(corpus):
+        raise ValueError("corpus: must hold at least one text to train on; write texts first")
     optimizer = make_optimizer(trainee.module, config)
     identity = {**dataclasses.asdict(config), "num_texts": len(corpus)}
     first = restore(checkpoint, trainee.module, optimizer, identity)
     trainee.module.train()
+    on_checkpoint(first)
     for step, indices in enumerate(schedule(corpus, config, first), start=first):
         for group in optimizer.param_groups:
             group["lr"] = config.rate_at(step)
@@ -219,7 +225,7 @@ def fit(
         norm = nn.utils.clip_grad_norm_(trainee.module.parameters(), 1.0)
         optimizer.step()
         numbers |= {"rate": config.rate_at(step), "gradient_norm": float(norm)}
-        report(step, numbers | {"loss": float(loss)})
+        report(step, numbers | {"loss": float(loss.detach())})
         if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.num_steps:
             store(checkpoint, step + 1, trainee.module, optimizer, identity)
             on_checkpoint(step + 1)
@@ -239,6 +245,13 @@ def store(
     state = {"step": step, "identity": identity, "weights": trained_state(module)}
     torch.save(state | {"optimizer": optimizer.state_dict()}, partial)
     os.replace(partial, path)
+
+
+def num_trained_steps(path: Path) -> int:
+    """Steps behind a checkpoint; 0 where there is none."""
+    if not path.is_file():
+        return 0
+    return int(torch.load(path, weights_only=True, mmap=True)["step"])
 
 
 def restore(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, identity: Any) -> int:

@@ -13,7 +13,8 @@ from specgym.engine.eagle import holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.members import ModelMember
 from specgym.engine.sources import LoadedModel
-from specgym.engine.students import holds_student, load_student
+from specgym.engine.student_files import holds_student
+from specgym.engine.students import load_student
 
 PREFIX = "shipped:"
 SHIPPED = Path(__file__).parent / "shipped"

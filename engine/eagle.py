@@ -148,10 +148,11 @@ class SteadyRotary(LlamaRotaryEmbedding):
     """
 
     def _apply(self, fn: Callable, recurse: bool = True) -> SteadyRotary:
-        inv_freq, original = self.inv_freq, self.original_inv_freq
+        kept = dict(self.named_buffers())
         super()._apply(fn, recurse)
-        self.inv_freq = inv_freq.to(self.inv_freq.device)
-        self.original_inv_freq = original.to(self.inv_freq.device)
+        for name, buffer in kept.items():
+            place = self.get_buffer(name).device
+            self.register_buffer(name, buffer.to(place), persistent=False)
         return self
 
 
@@ -336,7 +337,7 @@ def save_eagle(
     shape = head.shape
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().to(torch.bfloat16) for name, w in head.state_dict().items()}
-    weights["d2t"] = draft_ids - torch.arange(len(draft_ids))
+    weights["d2t"] = (draft_ids - torch.arange(len(draft_ids))).to(torch.int32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     values = shape.config.to_diff_dict() | {
         "architectures": ["LlamaForCausalLMEagle3"],

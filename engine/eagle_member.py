@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import attend_folded, fold_mask, linear, pack_linears, widen
+from specgym.engine.kernels import attend_folded, fold_mask, last_rows, linear, pack_linears, widen
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
 
@@ -79,10 +79,8 @@ class EagleMember:
         self.taps = shape.taps or (config.num_hidden_layers,)
         self.columns = torch.arange(shape.num_features)
         self.feature_size = shape.target_hidden_size
-        embedding = checkpoint.embedding
-        if embedding is None:
-            embedding = target.get_input_embeddings().weight.detach()
-        self.embedding: torch.Tensor = embedding
+        rows = target.get_input_embeddings().weight.detach()
+        self.embedding = rows if checkpoint.embedding is None else complete(checkpoint, rows)
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.head = checkpoint.head.to(self.device, self.dtype)
         num_heads = shape.config.num_attention_heads
@@ -137,6 +135,7 @@ class EagleMember:
         num_rows: int | None = None,
         *,
         need_logits: bool = True,
+        last_only: bool = True,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens, beside the target's features or else its own last output.
 
@@ -146,6 +145,7 @@ class EagleMember:
                 must be the row's only one.
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the vocabulary head.
+            last_only: It never reads more than each row's last token.
 
         Returns:
             Logits [B, 1, vocab] of what follows each row's last token; None when not needed.
@@ -170,8 +170,7 @@ class EagleMember:
         taken = self.taken(memory, counts, width)
         hidden_BTH = self.head(embeds, taken, positions_BT, attend)
         memory.advance(counts, width)
-        last = torch.tensor([max(count - 1, 0) for count in counts], device=self.device)
-        memory.guess_BH = hidden_BTH[torch.arange(len(counts), device=self.device), last]
+        memory.guess_BH = hidden_BTH[last_rows(counts, self.device)]
         if not need_logits:
             return None
         logits = self.vocab_head(self.head.before_head(memory.guess_BH))
@@ -202,6 +201,14 @@ class EagleMember:
         return taken
 
 
+def complete(checkpoint: EagleCheckpoint, target_rows: torch.Tensor) -> torch.Tensor:
+    """A head's own embedding; tokens that the target got later have the target's rows."""
+    own = checkpoint.embedding
+    assert own is not None
+    added = target_rows[len(own) :]
+    return own if not len(added) else torch.cat([own, added.to(own)])
+
+
 def check_fit(name: str, checkpoint: EagleCheckpoint, config: Any) -> None:
     """Refuses a head that was made for a target of other sizes.
 
@@ -217,6 +224,12 @@ def check_fit(name: str, checkpoint: EagleCheckpoint, config: Any) -> None:
         raise ValueError(
             f"member {name!r}: its features are {shape.target_hidden_size} wide, the target's "
             f"{size}; use a head that was trained on this target"
+        )
+    own = checkpoint.embedding
+    if own is not None and len(own) < config.vocab_size and own.shape[1] != size:
+        raise ValueError(
+            f"member {name!r}: its embedding has {len(own)} rows, the target's vocabulary "
+            f"{config.vocab_size}; use a head that was trained on this target"
         )
     if ids is not None and int(ids.max()) >= config.vocab_size:
         raise ValueError(

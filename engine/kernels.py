@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -241,6 +241,12 @@ def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int)
         return logits[..., :vocab_size]
     full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
     return full.index_copy_(-1, draft_ids, logits)
+
+
+def last_rows(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row's last real token stands in a window: rows and columns, [B] each."""
+    columns = [max(count - 1, 0) for count in counts]
+    return torch.arange(len(counts), device=device), torch.tensor(columns, device=device)
 
 
 def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:

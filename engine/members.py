@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
-from specgym.engine.kernels import LeanLlama, is_lean, pack_linears, widen
+from specgym.engine.kernels import LeanLlama, is_lean, last_rows, pack_linears, widen
 from specgym.engine.moe import ExpertDispatch, ExpertShape, LeanMixture, hook_experts
 
 SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
@@ -125,6 +125,7 @@ class ModelMember:
         num_rows: int | None = None,
         *,
         need_logits: bool = True,
+        last_only: bool = False,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens and takes them into the memory.
 
@@ -133,10 +134,12 @@ class ModelMember:
             fed: Tokens of each row; rows may differ in length, and may be empty.
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the head.
+            last_only: The head reads each row's last token only, as drafting needs it.
 
         Returns:
             Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
-            entries of pads mean nothing. None when not needed.
+            entries of pads mean nothing. [B, 1, vocab_size] with ``last_only``. None when not
+            needed.
         """
         counts = [len(tokens) for tokens in fed]
         width = num_rows or max(counts)
@@ -151,8 +154,9 @@ class ModelMember:
         for rotary in self.frozen_rotaries:
             rotary.num_positions = memory.num_slots
         mask = self.masks(memory, counts, width)
+        last = last_rows(counts, self.device) if last_only else None
         with self.window(counts, width, is_fixed=num_rows is not None):
-            logits, states = self.run(tokens_BT, positions_BT, mask, memory, need_logits)
+            logits, states = self.run(tokens_BT, positions_BT, mask, memory, need_logits, last)
         if self.taps:
             memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
         memory.advance(counts, width)
@@ -175,16 +179,19 @@ class ModelMember:
         mask: torch.Tensor | dict[str, torch.Tensor],
         memory: MaskedKVCache,
         need_logits: bool,
+        last: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor]]:
         """Logits [B, T, V] and the tapped states; the lean forward where there is one.
 
-        State i feeds layer i, the state after the last layer feeds the head.
+        State i feeds layer i, the state after the last layer feeds the head; of that, only the
+        entries ``last`` where it is given.
         """
         if self.lean is not None:
             assert isinstance(mask, torch.Tensor)
             inner = [tap for tap in self.taps if tap < self.num_layers]
             states = self.lean.states(tokens_BT, positions_BT, mask, memory, tuple(inner))
-            logits = self.lean.head(states[-1]) if need_logits else None
+            read = states[-1] if last is None else states[-1][last][:, None]
+            logits = self.lean.head(read) if need_logits else None
             return logits, dict(zip([*inner, self.num_layers], states, strict=True))
         result = self.model(
             input_ids=tokens_BT,
@@ -195,7 +202,8 @@ class ModelMember:
             logits_to_keep=0 if need_logits else 1,
             output_hidden_states=bool(self.taps),
         )
-        return result.logits, {tap: result.hidden_states[tap] for tap in self.taps}
+        logits = result.logits if last is None or not need_logits else result.logits[last][:, None]
+        return logits, {tap: result.hidden_states[tap] for tap in self.taps}
 
     def masks(
         self, memory: MaskedKVCache, counts: list[int], width: int

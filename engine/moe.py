@@ -258,6 +258,9 @@ def hook_experts(model: PreTrainedModel) -> ExpertDispatch | None:
     """Puts our dispatch into a model; None where it has no experts that go through the interface.
 
     On CPU the experts' weights are packed, layer by layer.
+
+    Raises:
+        ValueError: If transformers does not let the model's experts be run by another function.
     """
     blocks: list[tuple[Any, Any]] = [
         (block, child)
@@ -267,13 +270,19 @@ def hook_experts(model: PreTrainedModel) -> ExpertDispatch | None:
     ]
     if not blocks:
         return None
+    model.set_experts_implementation(IMPLEMENTATION)
+    if blocks[0][1].config._experts_implementation != IMPLEMENTATION:
+        raise ValueError(
+            f"model: the experts of a {type(model).__name__} must go through transformers' "
+            f"ExpertsInterface, but it does not let them be set; override its "
+            f"_can_set_experts_implementation"
+        )
     dispatch = ExpertDispatch(shape_of(model, blocks[0][1].num_experts))
     for block, experts in blocks:
         experts.dispatch = dispatch
         if model.device.type == "cpu":
             experts.bank = ExpertBank(experts)
         block.forward = functools.partial(route_stably, block.forward)
-    model.set_experts_implementation(IMPLEMENTATION)
     return dispatch
 
 

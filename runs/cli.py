@@ -15,7 +15,7 @@ COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine",
     "generate": "text out of any pool with any controller",
-    "pool": "list, show or fetch pools of models",
+    "pool": "list, show or fetch pools of models, or train drafters for one",
     "bench": "measure the engine against its peers",
 }
 USAGE = "usage: specgym [--version] COMMAND [options]    (specgym COMMAND --help)"

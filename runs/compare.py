@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
 from specgym.baselines.specrouter import SpecRouter
-from specgym.engine.pool import ModelPool
+from specgym.engine.pool import MIXTURE_POOL, ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.workloads import Request, get_workload
@@ -27,6 +27,7 @@ from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
 from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
+    chains_table,
     describe_machine,
     request_speedups,
     results_table,
@@ -46,6 +47,7 @@ FAST = "none (fast)"
 ALL_CONTROLLERS = (
     "none",
     "static:ngram@4",
+    "static:eagle@3",
     "random",
     "specrouter",
     "test-and-set",
@@ -102,12 +104,12 @@ class CompareConfig(EnvSettings):
 
 
 def demo() -> CompareConfig:
-    """All controllers on a mixed workload, PPO trained first: about six minutes on two cores."""
+    """All controllers on the dense target and a mixed workload, PPO trained first."""
     return CompareConfig(
         controllers=ALL_CONTROLLERS,
         workload="all-4",
-        num_requests=12,
-        train_steps=2048,
+        num_requests=8,
+        train_steps=1536,
         max_new_tokens=128,
         name="demo",
         overwrite=True,
@@ -115,7 +117,19 @@ def demo() -> CompareConfig:
     )
 
 
-RECIPES = {"demo": demo}
+def demo_moe() -> CompareConfig:
+    """The same controllers on the mixture of experts; fewer steps, as each takes longer."""
+    return dataclasses.replace(
+        demo(),
+        pool=MIXTURE_POOL,
+        train_steps=1024,
+        max_new_tokens=96,
+        name="demo-moe",
+        recipe="demo-moe",
+    )
+
+
+RECIPES = {"demo": demo, "demo-moe": demo_moe}
 
 
 @dataclasses.dataclass
@@ -339,6 +353,8 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
+    if len(pool.chains) > 1:
+        output.print(chains_table(results, pool.chains))
     output.print(describe(results, folder))
     if results["lossless"]["mismatches"]:
         raise MismatchError(

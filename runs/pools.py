@@ -1,4 +1,4 @@
-"""``specgym pool``: list, show or fetch pools."""
+"""``specgym pool``: list, show, fetch or build pools."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
+from specgym.engine.drafters import PREFIX
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
@@ -21,9 +22,13 @@ from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
+from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
 from specgym.runs.settings import PoolSettings, make_pool
 
-USAGE = "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE]"
+USAGE = (
+    "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE] | "
+    "build TARGET [options]"
+)
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
 TIMED_CONTEXT = 32
@@ -45,7 +50,7 @@ class FetchConfig:
 
 
 def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
-    """Runs ``pool list``, ``pool show`` or ``pool fetch``.
+    """Runs ``pool list``, ``pool show``, ``pool fetch`` or ``pool build``.
 
     Raises:
         ValueError: If the action or the pool is unknown.
@@ -55,17 +60,25 @@ def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
     if action in ("-h", "--help"):
         console.print(USAGE, markup=False)
         return
-    if action not in ("list", "show", "fetch"):
+    if action not in ("list", "show", "fetch", "build"):
         raise ValueError(f"pool: no action {action!r}\n{USAGE}")
     if rest and not rest[0].startswith("-"):
-        rest = ["--pool", *rest]
+        rest = ["--target" if action == "build" else "--pool", *rest]
     if action == "list":
         if rest:
             raise ValueError(f"pool list: takes no options; got {rest[0]!r}\n{USAGE}")
         list_pools(console)
     elif action == "show":
         settings = parse("pool show", rest, PoolSettings)
-        show_pool(make_pool(settings), settings.exact, console)
+        if (recipe := find_missing(settings.pool)) is not None:
+            show_recipe(recipe, settings.pool, console)
+        else:
+            show_pool(make_pool(settings), settings.exact, console)
+    elif action == "build":
+        from specgym.runs.build import build
+        from specgym.runs.build_config import BuildConfig
+
+        build(parse("pool build", rest, BuildConfig), Console(stderr=True))
     else:
         fetch_pool(parse("pool fetch", rest, FetchConfig), console)
 
@@ -75,9 +88,11 @@ def list_pools(console: Console) -> None:
     table = Table("pool", "member", "source", "on this machine")
     for pool in BUILT_IN_POOLS:
         for name, source in parse_pool(pool).items():
-            here = "yes" if is_local(source) else f"no: specgym pool fetch {pool}"
+            is_here = source.startswith(PREFIX) or is_local(source)
+            here = "yes" if is_here else f"no: specgym pool fetch {pool}"
             table.add_row(pool, name, source, here)
     console.print(table)
+    list_recipes(console)
     console.print('any other: --pool "draft=PATH,target=PATH" with local folders or hub ids')
 
 

@@ -18,8 +18,9 @@ class PoolSettings:
     """Which models run, and where.
 
     Attributes:
-        pool: ``smollm2``, ``smollm2-moe``, ``smollm2-moe:experts=16:top-k=4``, or
-            ``"draft=PATH,target=PATH"`` with local folders or hub ids.
+        pool: ``smollm2``, ``smollm2-moe``, ``smollm2-moe:experts=16:top-k=4``, a recipe such as
+            ``llama-3`` (``specgym pool list``), or ``"draft=PATH,target=PATH"`` with local folders
+            or hub ids.
         chains: Legal chains such as ``ngram>target``; all by default.
         k_values: Numbers of drafted tokens that plans may ask for.
         device: Where the models run.

@@ -75,7 +75,7 @@ def decode_watched(pool, request, pick, monkeypatch):
     seen = {}
     original = EagleMember.forward
 
-    def forward(member, memory, fed, num_rows=None, *, need_logits=True):
+    def forward(member, memory, fed, num_rows=None, *, need_logits=True, last_only=True):
         logits = original(member, memory, fed, num_rows, need_logits=need_logits)
         if need_logits:
             seen.setdefault((memory.num_known(0), memory.num_valid(0)), logits[0, 0].clone())
@@ -217,6 +217,18 @@ def test_a_pool_takes_a_head_beside_its_target(tmp_path):
     request = DecodeRequest(pool.encode("hello"), 16)
     plain, _ = decode(pool, [request])
     assert decode(pool, [request], random_plans(pool, 0))[0].output() == plain.output()
+
+
+def test_tokens_that_a_target_got_after_its_head_are_read_and_never_proposed(tmp_path):
+    """The head's own embedding ends at 40; prompt and output go beyond."""
+    pool = make_pool(write_published(tmp_path, "eagle", vocab_size=40))
+    request = DecodeRequest((1, 60, 57, 60, 57), BUDGET)
+    plain, _ = decode(pool, [request])
+    assert max(plain.output()) >= 40
+    assert int(pool.members["eagle"].draft_ids.max()) == 39
+    state, results = decode(pool, [request], random_plans(pool, 0))
+    assert state.output() == plain.output()
+    assert any(result.executed.chain[0] == "eagle" for result in results)
 
 
 def test_a_head_for_another_target_is_refused(tmp_path):

@@ -317,6 +317,14 @@ def test_a_window_is_forgotten_when_its_forward_fails():
     assert dispatch.real_rows is dispatch.is_pad_N is dispatch.block_rows is None
 
 
+def test_a_model_whose_experts_cannot_be_set_is_refused(monkeypatch):
+    """Its own implementation would find the experts' weights packed away, or count no loads."""
+    model = build("mixtral")
+    monkeypatch.setattr(type(model), "_can_set_experts_implementation", lambda _: False)
+    with pytest.raises(ValueError, match="experts of a MixtralForCausalLM must go through"):
+        ModelMember("target", model)
+
+
 def test_expected_unique_experts_are_balls_and_bins():
     shape = ExpertShape(8, 2)
     assert shape.expected_unique(0) == 0

@@ -147,7 +147,10 @@ def test_a_spec_is_a_built_in_name_or_a_list(spec, sources):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("smollm", r"neither a built-in pool \(smollm2, smollm2-moe\) nor a list"),
+        (
+            "smollm",
+            r"neither a built-in pool \(smollm2, smollm2-moe\), nor a recipe \(llama-2, .* a list",
+        ),
         ("", "neither a built-in pool"),
         ("target=", "trouble at 'target='"),
         ("target=/a,", "trouble at ''"),

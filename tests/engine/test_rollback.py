@@ -31,11 +31,11 @@ def fed(monkeypatch):
     """Tokens that every memory was fed, row by row, as its forwards saw them."""
     rows_by_memory, forward = {}, ModelMember.forward
 
-    def watched(self, memory, tokens, num_rows=None, *, need_logits=True):
+    def watched(self, memory, tokens, num_rows=None, *, need_logits=True, last_only=False):
         rows = rows_by_memory.setdefault(self.name, [[] for _ in tokens])
         for row, more in enumerate(tokens):
             rows[row][memory.num_valid(row) :] = more
-        return forward(self, memory, tokens, num_rows, need_logits=need_logits)
+        return forward(self, memory, tokens, num_rows, need_logits=need_logits, last_only=last_only)
 
     monkeypatch.setattr(ModelMember, "forward", watched)
     return rows_by_memory

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specgym.engine.decoding import DecodeRequest, best_tokens, start
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool, check_tokenizers, load_pool
+from specgym.engine.pool import ModelPool, load_pool
 from specgym.engine.testing import (
     TableLM,
     decode,
@@ -19,6 +19,7 @@ from specgym.engine.testing import (
 )
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.vocabulary import check_tokenizers
 
 VOCAB, PADS = 12, 64
 PLANS = [Plan(("draft", "target"), 4), Plan(("draft", "mid", "target"), 3), Plan(("target",), 0)]
@@ -130,11 +131,101 @@ def test_a_drafter_with_a_permuted_tokenizer_is_refused_at_build(tmp_path, targe
         load(draft, target)
 
 
-def test_a_drafter_with_fewer_tokens_is_refused_at_build(tmp_path, target):
-    draft = save(tmp_path, 1, tiny_tokenizer(90), 98)
-    with pytest.raises(ValueError, match=r"differs .* in 8 tokens"):
-        load(draft, target)
-    check_tokenizers("draft", tiny_tokenizer(90), tiny_tokenizer(90))
+def test_a_drafter_with_fewer_tokens_never_proposes_the_others(tmp_path, target, caplog):
+    """Its model has a row for each of them, which nobody trained; and rows for more."""
+    pool = load(save(tmp_path, 1, tiny_tokenizer(90), 98 + PADS), target)
+    assert "lacks 8 of the target's 98 tokens" in caplog.text
+    assert pool.members["draft"].unknown == frozenset(range(90, 98))
+    check_lossless(pool, known=90)
+
+
+def test_ids_that_a_drafter_has_no_row_for_do_not_crash_it(tmp_path, target):
+    """The target has added tokens: they are in the prompt, in the output and in proposals."""
+    pool = load(save(tmp_path, 1, tiny_tokenizer(90), 90), target)
+    check_lossless(pool, known=90)
+
+
+def check_lossless(pool, known):
+    """Any plans give plain decoding's tokens though prompt and output go beyond what is known."""
+    member = pool.members["draft"]
+    logits = member.forward(member.new_memory(1, 64), [[5, 95, 97, 3]])
+    assert logits.shape == (1, 4, 98)
+    assert torch.isinf(logits[..., known:]).all()
+    assert torch.isfinite(logits[..., :known]).all()
+    outputs = set()
+    for prompt in ((5, 95, 97, 95, 97), (96, 4, 9), (40, 41, 42)):
+        for temperature in (0.0, 1.0):
+            request = DecodeRequest(prompt, 60, SamplingParams(temperature), eos_ids=frozenset())
+            state, results = decode(pool, [request], random_plans(pool, 0))
+            assert any(result.executed.chain[-2:] == ("draft", "target") for result in results)
+            outputs |= set(state.output())
+            if temperature == 0.0:
+                assert state.output() == decode(pool, [request])[0].output()
+    assert max(outputs) >= known
+
+
+def test_sampling_behind_a_drafter_with_fewer_tokens_keeps_the_law(tmp_path, target):
+    """Tokens that the drafter lacks come as often as without it."""
+    pool = load(save(tmp_path, 1, tiny_tokenizer(50), 50), target)
+    shares = []
+    for plan in (Plan(("target",), 0), Plan(("draft", "target"), 1)):
+        requests = [
+            DecodeRequest((5, 60), 2, SamplingParams(1.0, seed=seed), frozenset())
+            for seed in range(300)
+        ]
+        state, _ = decode(pool, requests, lambda _: plan)  # noqa: B023
+        tokens = [token for row in range(300) for token in state.output(row)]
+        shares.append(sum(token >= 50 for token in tokens) / len(tokens))
+    assert min(shares) > 0.2
+    assert abs(shares[0] - shares[1]) < 0.09  # three standard deviations
+
+
+def test_tokens_that_the_target_lacks_are_never_proposed(tmp_path):
+    """Added to the drafter behind the target's last id, where the target has padded rows."""
+    padded = save(tmp_path / "target", 0, tiny_tokenizer(90), 98)
+    pool = load(save(tmp_path / "draft", 1, tiny_tokenizer(98), 98), padded)
+    assert pool.model("draft").vocab_size == pool.model("target").vocab_size == 90
+
+
+def test_an_id_that_the_target_skips_is_never_proposed(tmp_path):
+    """Vocabularies may have holes, and the last id is then beyond the number of tokens."""
+    skipping = with_vocabulary(lambda tokens: {t: i for t, i in tokens.items() if i != 70})
+    holed = save(tmp_path / "target", 0, skipping, 98)
+    pool = load(save(tmp_path / "draft", 1, tiny_tokenizer(), 98), holed)
+    assert pool.model("target").vocab_size == 98
+    assert pool.members["draft"].unknown == {70}
+
+
+def with_vocabulary(change):
+    """A tokenizer of single characters with another vocabulary."""
+    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    state["model"]["vocab"] = change(state["model"]["vocab"])
+    backend = type(tiny_tokenizer().backend_tokenizer).from_str(json.dumps(state))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: {**v, "e": 99}, r"in 1 tokens, first 'e': id 99 against id \d+"),
+        (
+            lambda v: {"E!" if t == "e" else t: i for t, i in v.items()},
+            r"first 'E!': .*against 'e'",
+        ),
+    ],
+    ids=["a token under another id", "another token under an id"],
+)
+def test_tokenizers_that_read_one_text_in_two_ways_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        check_tokenizers("draft", with_vocabulary(change), tiny_tokenizer())
+
+
+def test_tokenizers_without_a_common_token_are_refused():
+    foreign = with_vocabulary(lambda v: {"<unk>": 200, "<eos>": 201})
+    with pytest.raises(ValueError, match="differs"):
+        check_tokenizers("draft", foreign, tiny_tokenizer())
+    check_tokenizers("draft", tiny_tokenizer(90), tiny_tokenizer())
+    check_tokenizers("draft", tiny_tokenizer(), tiny_tokenizer(90))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,8 +17,10 @@ def break_member(pool, monkeypatch):
         member = pool.members[name]
         forward, count = type(member).forward, iter(range(10**6))
 
-        def broken(memory, fed, num_rows=None, *, need_logits=True):
-            logits = forward(member, memory, fed, num_rows, need_logits=need_logits)
+        def broken(memory, fed, num_rows=None, *, need_logits=True, last_only=False):
+            logits = forward(
+                member, memory, fed, num_rows, need_logits=need_logits, last_only=last_only
+            )
             if next(count) < after:
                 return logits
             if isinstance(what, Exception):

@@ -80,8 +80,10 @@ def test_a_drafter_that_rules_tokens_out_leaves_no_nan(make_env, play, pool, mon
     member = pool.members["draft"]
     forward = type(member).forward
 
-    def half(memory, fed, num_rows=None, *, need_logits=True):
-        logits = forward(member, memory, fed, num_rows, need_logits=need_logits)
+    def half(memory, fed, num_rows=None, *, need_logits=True, last_only=False):
+        logits = forward(
+            member, memory, fed, num_rows, need_logits=need_logits, last_only=last_only
+        )
         if logits is not None:
             logits = logits.clone()
             logits[..., ::2] = -math.inf

@@ -1,0 +1,169 @@
+"""Settings of ``pool build``: their defaults, what depends on them, and what a folder has begun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from specgym.engine.distill import FitConfig
+from specgym.engine.eagle_training import check_taps, default_taps
+from specgym.engine.sources import LoadedModel
+from specgym.engine.students import check_layers, spread
+from specgym.runs.results import write_json
+
+SETTINGS_FILE, FINISHED_FILE = "settings.json", "config.json"
+Drafter = Literal["eagle", "small", "mid"]
+DEFAULT_STEPS = {"eagle": 1500, "small": 3000, "mid": 3000}
+DEFAULT_RATES = {"eagle": 1e-3, "small": 1e-3, "mid": 2e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildConfig:
+    """Trains drafters for a target, with no data set: the target writes the texts.
+
+    What is killed goes on with the same command; what is finished is not done again.
+
+    Attributes:
+        target: The model they draft for: a local folder, a hub id, or ``smollm2-135m``.
+        out: Folder that gets ``texts``, ``events`` (TensorBoard) and one folder per drafter.
+        drafters: What to train: ``eagle`` (a head on the target's features), ``small`` (few layers
+            of the target), ``mid`` (low-rank deltas on more of them, a middle verifier).
+        tokens: Tokens of text to train on, at least.
+        steps: Optimiser steps: of all drafters, or one number for each; by default 1500 for
+            ``eagle`` and 3000 for the students.
+        learning_rates: Their peaks, likewise; by default 1e-3, and 2e-3 for ``mid``.
+        seed: Seeds texts and training: the same seed gives the same weights, bit for bit on the
+            same kind of processor with the same number of threads.
+        small_layers: Layers of ``small``: how many, spread evenly, or which.
+        mid_layers: Layers of ``mid``, likewise.
+        rank: Rank of the deltas of ``mid``.
+        vocabulary: Most frequent tokens that drafters can say.
+        taps: Target layers whose inputs ``eagle`` reads; by default 2, n/2 and n - 3 of n.
+        depths: Tokens in a row that ``eagle`` is trained to draft.
+        texts_per_shard: Texts of a file of texts; a killed run writes the begun one anew.
+        held_out: Files of texts that are kept from training, to measure on.
+        rows: Texts that are written at the same time.
+        batch_tokens: Tokens of a training batch, about.
+        checkpoint_every: Steps between checkpoints; each measures on the held-out texts.
+    """
+
+    target: str = "smollm2-135m"
+    out: Path = Path("drafters")
+    drafters: tuple[Drafter, ...] = ("eagle", "small", "mid")
+    tokens: int = 3_000_000
+    steps: tuple[int, ...] = ()
+    learning_rates: tuple[float, ...] = ()
+    seed: int = 0
+    small_layers: tuple[int, ...] = (5,)
+    mid_layers: tuple[int, ...] = (14,)
+    rank: int = 64
+    vocabulary: int = 8192
+    taps: tuple[int, ...] = ()
+    depths: int = 2
+    texts_per_shard: int = 256
+    held_out: int = 1
+    rows: int = 48
+    batch_tokens: int = 3072
+    checkpoint_every: int = 100
+
+
+def check_config(config: BuildConfig) -> None:
+    """Refuses settings that are out of range.
+
+    Raises:
+        ValueError: Which, and what it must be.
+    """
+    positive = ("tokens", "rank", "vocabulary", "depths", "texts_per_shard", "held_out", "rows",
+                "batch_tokens", "checkpoint_every")  # fmt: skip
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: must be at least 1; got {getattr(config, name)}")
+    if not config.drafters or len(set(config.drafters)) != len(config.drafters):
+        raise ValueError(f"drafters: must be some of eagle, small, mid; got {config.drafters}")
+    for name in ("steps", "learning_rates"):
+        values = getattr(config, name)
+        if len(values) not in (0, 1, len(config.drafters)) or any(value <= 0 for value in values):
+            raise ValueError(
+                f"{name}: must be a positive number, or one for each of {len(config.drafters)} "
+                f"drafters; got {values}"
+            )
+
+
+def fill_in(config: BuildConfig, target: LoadedModel) -> BuildConfig:
+    """The configuration with its layers and taps spelled out for this target.
+
+    Raises:
+        ValueError: If the target has no such layers.
+    """
+    num_layers = target.model.config.num_hidden_layers
+    layers = {}
+    for name in ("small_layers", "mid_layers"):
+        given = getattr(config, name)
+        if len(given) == 1:
+            if not 1 <= given[0] <= num_layers:
+                raise ValueError(f"{name}: must be in 1..{num_layers}; got {given[0]}")
+            given = tuple(spread(num_layers, given[0]))
+        if name.removesuffix("_layers") in config.drafters:
+            check_layers(given, num_layers)
+        layers[name] = given
+    taps = config.taps or default_taps(num_layers)
+    check_taps(taps, num_layers)
+    return dataclasses.replace(config, taps=taps, **layers)
+
+
+def text_settings(config: BuildConfig, target: LoadedModel) -> dict[str, Any]:
+    """What the texts depend on."""
+    names = ("seed", "tokens", "taps", "texts_per_shard", "held_out", "rows")
+    named = {name: getattr(config, name) for name in names}
+    return {"target": target.fingerprint, "origin": target.origin, **named}
+
+
+def drafter_settings(config: BuildConfig, name: str) -> dict[str, Any]:
+    """What a drafter depends on, beside the texts."""
+    own: dict[str, dict[str, Any]] = {
+        "eagle": {"taps": config.taps, "depths": config.depths},
+        "small": {"layers": config.small_layers},
+        "mid": {"layers": config.mid_layers, "rank": config.rank},
+    }
+    fitting = dataclasses.asdict(fit_config(config, name))
+    return {**own[name], "vocabulary": config.vocabulary, **fitting}
+
+
+def fit_config(config: BuildConfig, name: str) -> FitConfig:
+    """How a drafter is trained."""
+    place = config.drafters.index(name)  # type: ignore[arg-type]
+    steps = config.steps or (DEFAULT_STEPS[name],)
+    rates = config.learning_rates or (DEFAULT_RATES[name],)
+    return FitConfig(
+        num_steps=steps[place if len(steps) > 1 else 0],
+        learning_rate=rates[place if len(rates) > 1 else 0],
+        batch_tokens=config.batch_tokens,
+        warmup_steps=30,
+        checkpoint_every=config.checkpoint_every,
+        seed=config.seed,
+    )
+
+
+def begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Writes down what a folder's content depends on; a begun one must be given the same.
+
+    Raises:
+        ValueError: If it was begun with something else.
+    """
+    path, ours = folder / SETTINGS_FILE, json.loads(json.dumps(settings))
+    if not path.exists():
+        if (folder / FINISHED_FILE).exists():
+            raise ValueError(f"out: {folder} holds something else; choose another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, ours)
+        return
+    theirs = json.loads(path.read_text())
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise ValueError(
+                f"{key}: {folder} was begun with {theirs.get(key)!r}, this asks for "
+                f"{ours.get(key)!r}; give the same to go on, choose another --out, or remove "
+                f"{folder} and what was trained on it"
+            )
