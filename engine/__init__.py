@@ -9,8 +9,9 @@ import importlib
 from typing import Any
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool, load_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline, CountingClock, WallClock
 from specgym.engine.types import EngineFault, Plan, SamplingParams, StepResult
 

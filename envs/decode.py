@@ -19,8 +19,9 @@ from specgym.engine.decoding import (
     probe_baseline,
     start,
 )
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable

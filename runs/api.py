@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
+from specgym.engine.loading import load_pool
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Clock
 from specgym.engine.types import SamplingParams
 from specgym.runs.loop import Controller, StepError

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.loading import parse_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import ModelPool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import load_source
 from specgym.engine.timing import Baseline, WallClock
 from specgym.engine.types import Plan

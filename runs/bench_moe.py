@@ -15,9 +15,10 @@ import torch
 from rich.console import Console
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.loading import MIXTURE_POOL, default_dtype, load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.moe import hook_experts
-from specgym.engine.pool import MIXTURE_POOL, ModelPool, default_dtype, load_pool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import load_source
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan

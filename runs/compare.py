@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
 from specgym.baselines.specrouter import SpecRouter
-from specgym.engine.pool import MIXTURE_POOL, ModelPool
+from specgym.engine.loading import MIXTURE_POOL
+from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.workloads import Request, get_workload

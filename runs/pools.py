@@ -16,8 +16,9 @@ from rich.table import Table
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
 from specgym.engine.drafters import PREFIX
 from specgym.engine.eagle_member import EagleMember, EagleMemory
+from specgym.engine.loading import BUILT_IN_POOLS, parse_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan

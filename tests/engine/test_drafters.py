@@ -10,8 +10,8 @@ from specgym.engine.decoding import DecodeRequest
 from specgym.engine.drafters import PREFIX, SHIPPED, drafter_folder
 from specgym.engine.eagle import save_eagle
 from specgym.engine.eagle_training import init_eagle
+from specgym.engine.loading import BUILT_IN_CHAINS, load_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import BUILT_IN_CHAINS, load_pool
 from specgym.engine.student_training import make_mid, make_small
 from specgym.engine.students import save_student
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specgym.engine.decoding import DecodeRequest
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import load_pool, parse_pool
 from specgym.engine.sources import is_local, load_source
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
 from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle

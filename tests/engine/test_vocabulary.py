@@ -7,8 +7,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from specgym.engine.decoding import DecodeRequest, best_tokens, start
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool, load_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.testing import (
     TableLM,
     decode,
