@@ -11,6 +11,7 @@ import specgym.engine
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("engine", "envs", "agents", "baselines", "runs")
+DATA_SUFFIXES = {".json", ".jsonl", ".safetensors"}
 FORBIDDEN = {
     "engine": {"envs", "agents", "baselines", "runs"},
     "envs": {"agents", "baselines", "runs"},
@@ -95,10 +96,11 @@ def test_packages_of_pyproject_are_those_of_the_tree():
 def test_data_files_of_a_package_are_packaged(package):
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = config["tool"]["setuptools"]["package-data"].get(f"specgym.{package}", [])
-    for name in listed:
-        assert (ROOT / package / name).is_file()
-    for path in (ROOT / package).glob("*.json*"):
-        assert path.name in listed
+    home = ROOT / package
+    packaged = {path for pattern in listed for path in home.glob(pattern)}
+    assert all(any(home.glob(pattern)) for pattern in listed)
+    data = {p for p in home.glob("*") if p.suffix in DATA_SUFFIXES}  # deeper lies runs' output
+    assert data <= packaged
 
 
 def test_only_the_text_api_is_named_where_it_may_not_be_imported():
