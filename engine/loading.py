@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specgym.engine.drafters import drafter_folder, load_drafter
+from specgym.engine.drafters import binding, drafter_folder, hash_drafter, load_drafter
 from specgym.engine.hub import fetch_head
 from specgym.engine.kernels import packing_works
 from specgym.engine.members import NGramMember
@@ -121,7 +121,7 @@ def load_pool(
     recipe = parse_upcycling(sources["target"])
     if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
         sources = {DENSE_MEMBER: recipe.base, **sources}
-    sources = {name: fetch_head(source) for name, source in sources.items()}
+    sources = {n: source if n == "target" else fetch_head(source) for n, source in sources.items()}
     dtype = dtype or default_dtype(device)
     folders = {name: drafter_folder(source) for name, source in sources.items()}
     loaded = {
@@ -138,9 +138,10 @@ def load_pool(
         num_rows = target.model.config.get_text_config().vocab_size
         num_tokens = count_tokens(target.tokenizer, num_rows)
     members: list[Member] = [NGramMember()]
-    for name, folder in folders.items():  # before the target's own weights are packed
-        if folder is not None:
-            members.append(load_drafter(name, folder, target, num_tokens))
+    drafters = {name: folder for name, folder in folders.items() if folder is not None}
+    bound = binding(target) if drafters else ""
+    for name, folder in drafters.items():  # before the target's own weights are packed
+        members.append(load_drafter(name, folder, target, bound, num_tokens))
     # The target comes last whatever the order it was given in.
     for name in sorted(loaded, key=lambda each: each == "target"):
         each = loaded[name]
@@ -156,7 +157,10 @@ def load_pool(
         tokenizer=target.tokenizer,
         eos_ids=eos_ids_of(target.model, target.tokenizer),
         name=spec if recipe is None else f"{spec} ({recipe.label})",
-        fingerprints={name: each.fingerprint for name, each in loaded.items()},
+        fingerprints={
+            **{name: hash_drafter(folder) for name, folder in drafters.items()},
+            **{name: each.fingerprint for name, each in loaded.items()},
+        },
     )
 
 

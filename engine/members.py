@@ -17,8 +17,7 @@ from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.kernels import LeanLlama, is_lean, last_rows, pack_linears, widen
 from specgym.engine.moe import ExpertDispatch, ExpertShape, LeanMixture, hook_experts
-
-SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
+from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
 class ModelMember:

@@ -66,7 +66,9 @@ class ModelPool:
         wanted_chains = self.default_chains() if chains is None else chains
         self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
         check_vocabularies([m for m in members if isinstance(m, ModelMember)])
-        tap_target(self.model(target), [m for m in members if isinstance(m, EagleMember)])
+        used = {name for chain in self.chains for name in chain}
+        heads = [m for m in members if isinstance(m, EagleMember) and m.name in used]
+        tap_target(self.model(target), heads)
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)
         self.window = -(-wanted // WINDOW_ROUNDING) * WINDOW_ROUNDING
@@ -134,11 +136,22 @@ class ModelPool:
             return
         if plan.chain not in self.chains:
             self.check_chain(plan.chain)
+            idle = [name for name in plan.chain if not self.is_ready(name)]
+            if idle:
+                raise ValueError(
+                    f"plan {plan.name!r}: the target keeps no features for {idle[0]!r}, which is "
+                    f"in no chain of the pool; build the pool with this chain"
+                )
         if plan.max_tokens > self.window:
             raise ValueError(
                 f"plan {plan.name!r}: drafts and verifiers need {plan.max_tokens} rows, the "
                 f"pool's window has {self.window}; build the pool with a larger K in k_values"
             )
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a member can run: an EAGLE head can where some chain names it."""
+        used = {member for chain in self.chains for member in chain}
+        return name in used or not isinstance(self.members[name], EagleMember)
 
     def model(self, name: str) -> ModelMember:
         """The neural member with this name."""

@@ -53,11 +53,9 @@ class SoakBench:
     json: Path | None = None
 
     def __post_init__(self) -> None:
-        if min(self.num_requests, self.max_new_tokens, self.max_prompt_tokens) < 1:
-            raise ValueError(
-                "num_requests, max_new_tokens and max_prompt_tokens: must be >= 1; got "
-                f"{self.num_requests}, {self.max_new_tokens} and {self.max_prompt_tokens}"
-            )
+        for name in ("num_requests", "max_new_tokens", "max_prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
         if not 2 <= self.num_reports <= max(self.num_requests, 2):
             raise ValueError(f"num_reports: must be in 2..num_requests; got {self.num_reports}")
 

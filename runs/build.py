@@ -68,10 +68,12 @@ def build(config: BuildConfig, console: Console) -> None:
     config = fill_in(config, target)
     begin(config.out / "texts", text_settings(config, target))
     for name in config.drafters:  # refused before an hour of writing
-        begin(config.out / name, drafter_settings(config, name))
+        begin(config.out / name, drafter_settings(config, name, target.fingerprint))
+    vocab_size = target.model.config.vocab_size
     try:
         train, held = write_texts(config, target, console)
-        texts = read_texts(config, train, held, target.model.config.vocab_size)
+        del target  # every drafter loads its own: this one's linears may be packed by now
+        texts = read_texts(config, train, held, vocab_size)
         for name in config.drafters:
             build_drafter(name, config, texts, console)
     except KeyboardInterrupt:
@@ -216,7 +218,7 @@ def gather_facts(
         name=name,
         target_origin=target.origin,
         target_fingerprint=target.fingerprint,
-        settings=drafter_settings(config, name),
+        settings=drafter_settings(config, name, target.fingerprint),
         num_texts=len(texts.train),
         num_tokens=texts.train.num_tokens,
         num_held=len(texts.held),

@@ -85,8 +85,10 @@ def argument_of_generate(name: str) -> Any:
 def check_model(pool: ModelPool, model: PreTrainedModel) -> None:
     """Refuses a model whose tokens the pool's target would not give.
 
+    Sizes and embeddings are compared (every 64th part of the rows): what another training moves.
+
     Raises:
-        ValueError: If its architecture or sizes are not the target's.
+        ValueError: If they are not the target's.
     """
     target = pool.model(pool.target).model
     names = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
@@ -94,11 +96,27 @@ def check_model(pool: ModelPool, model: PreTrainedModel) -> None:
         {name: getattr(each.config.get_text_config(), name, None) for name in names}
         for each in (target, model)
     )
-    if target is not model and ours != theirs:
+    if target is model:
+        return
+    if ours != theirs:
         raise ValueError(
             f"custom_generate: the pool's target is another model than generate's: {ours} against "
             f"{theirs}; make the pool with target=FOLDER of this model"
         )
+    rows, own = (embedding_of(each) for each in (target, model))
+    step = max(len(rows) // 64, 1)
+    if not torch.equal(rows[::step].cpu(), own[::step].to("cpu", rows.dtype)):
+        raise ValueError(
+            "custom_generate: the pool's target has other weights than generate's model; make "
+            "the pool with target=FOLDER of this model"
+        )
+
+
+def embedding_of(model: PreTrainedModel) -> torch.Tensor:
+    """A model's embedding, [vocab, hidden]."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def check_options(config: GenerationConfig, assistant_model: object) -> None:
