@@ -1,6 +1,7 @@
 """Vocabularies and tokenizers: padded ones are fine, others are refused at build."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -222,7 +223,7 @@ def test_tokenizers_that_read_one_text_in_two_ways_are_refused(change, message):
 
 
 def test_tokenizers_without_a_common_token_are_refused():
-    foreign = with_vocabulary(lambda v: {"zz": 500})
+    foreign = SimpleNamespace(get_vocab=lambda: {"zz": 500})
     with pytest.raises(ValueError, match="must share tokens"):
         check_tokenizers("draft", foreign, tiny_tokenizer())
     check_tokenizers("draft", tiny_tokenizer(90), tiny_tokenizer())
