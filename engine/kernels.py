@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
     return functools.partial(F.linear, weight=weight, bias=bias)
 
 
-def is_plain_linear(module: nn.Module) -> bool:
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is torch's own linear over a weight of numbers: not quantised, not adapted.
 
     Quantised linears may be another class, or torch's own over a weight of another class.

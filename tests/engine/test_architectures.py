@@ -20,8 +20,9 @@ from specgym.engine.types import Plan
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "architectures.md"
 INTRODUCTION = """# Architectures
 
-Written by `make architectures` from tests on tiny random models (`tests/engine/`): a cell says yes
-when its test passed. What is not in the table may work too; it was not tried.
+Written by `make architectures` from tests on tiny random models
+(`tests/engine/test_architectures.py`): a cell says yes when its test passed, and has a dash where
+there is nothing to test. Others of transformers may work too.
 
 - *forward*: lean is one function per layer with fused linears, hooked is transformers' own.
 - *plain*: plain decoding gives the tokens of transformers' greedy `generate`, fp32.
@@ -32,6 +33,13 @@ when its test passed. What is not in the table may work too; it was not tried.
   decoding without a cache under those.
 - *batch*: rows that accept different lengths give the tokens they give alone, fp32.
 - *bf16*: in exact mode, any plans give plain decoding's tokens and keys and values, bit for bit.
+
+Refused when the pool is built, with the reason (`tests/engine/test_refusals.py`): recurrent,
+convolutional and linear-attention states, which cannot be rolled back (Mamba, RWKV, xLSTM,
+Falcon-H1, Qwen3-Next, Jamba, Bamba, Zamba2, RecurrentGemma, LFM2, MiniMax, Kimi Linear, ...);
+chunked or indexed attention (Llama 4); positions counted by cache slot (ALiBi, GPT-Neo's local
+windows); dynamic rotary scaling; models without a cache. Quantised weights go through the hooked
+forward; a GGUF file is dequantised when it is loaded.
 
 """
 COLUMNS = ("architecture", "forward", "plain", "chains", "window", "LongRoPE", "batch", "bf16")
