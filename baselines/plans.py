@@ -49,7 +49,10 @@ def find_plan(plans: Sequence[Plan], name: str) -> int:
     """
     names = [plan_name(plan) for plan in plans]
     if name not in names:
-        raise ValueError(f"plan must be one of {', '.join(names)}, got {name!r}")
+        raise ValueError(
+            f"plan must be one of {', '.join(names)}, got {name!r}; "
+            f"--k-values and --chains say which plans there are"
+        )
     return names.index(name)
 
 

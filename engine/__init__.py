@@ -1,8 +1,17 @@
-"""The decoder: members, chains, masked KV cache and lossless staged verification."""
+"""The decoder: members, chains, masked KV cache and lossless staged verification.
+
+``Engine`` and ``hf_generate``, text for users, are found here too. A controller decides in them,
+so they are built on the environment and live in ``specgym.runs``; they are looked up when they
+are first asked for, and the decoder itself never needs them.
+"""
+
+import importlib
+from typing import Any
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool, load_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline, CountingClock, WallClock
 from specgym.engine.types import EngineFault, Plan, SamplingParams, StepResult
 
@@ -24,3 +33,12 @@ __all__ = [
     "probe_baseline",
     "start",
 ]
+
+USER_API = {"Engine": "specgym.runs.api", "hf_generate": "specgym.runs.hf"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the text API, found where they live."""
+    if name not in USER_API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(USER_API[name]), name)

@@ -5,8 +5,13 @@ Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended le
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specgym.engine.types import EngineFault
 
 
 class MaskedLayer(CacheLayerMixin):
@@ -21,10 +26,11 @@ class MaskedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates the buffers in the shape of the first states, [B, H, S, D]."""
-        batch, heads, _, _ = key_states.shape
-        slots = self.owner.num_slots
-        self.keys = key_states.new_zeros(batch, heads, slots, key_states.shape[-1])
-        self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+        batch, heads, _, size = key_states.shape
+        slots, owner = self.owner.num_slots, self.owner.name
+        self.keys = allocate(owner, "keys", key_states, (batch, heads, slots, size))
+        size = value_states.shape[-1]
+        self.values = allocate(owner, "values", value_states, (batch, heads, slots, size))
         self.is_initialized = True
 
     def update(
@@ -77,6 +83,10 @@ class MaskedKVCache(Cache):
         dtype: Type of the additive mask.
         kv_length: Attended length when it is fixed (exact mode); None attends to slots in use.
         sliding_window: Window in positions of models that have one.
+        name: The member it belongs to, for messages.
+
+    Raises:
+        EngineFault: If there is no memory for a buffer, here or when a layer's are made.
     """
 
     def __init__(
@@ -88,7 +98,9 @@ class MaskedKVCache(Cache):
         dtype: torch.dtype,
         kv_length: int | None = None,
         sliding_window: int | None = None,
+        name: str = "",
     ):
+        self.name = name
         self.buffers = [MaskedLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self.buffers))
         assert kv_length is None or kv_length <= num_slots
@@ -100,8 +112,10 @@ class MaskedKVCache(Cache):
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
-        self.valid_BS = torch.zeros(batch_size, num_slots, dtype=torch.bool, device=device)
-        self.positions_BS = torch.zeros(batch_size, num_slots, dtype=torch.long, device=device)
+        shape = (batch_size, num_slots)
+        kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
+        self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
+        self.positions_BS = allocate(name, "positions", next(kinds), shape)
 
     def num_valid(self, row: int) -> int:
         """Tokens a row holds: its logical length."""
@@ -168,7 +182,8 @@ class MaskedKVCache(Cache):
         """Keeps a window's features in its slots, from where heads on the model read them."""
         if self.features_BSF is None:
             batch, _, width = features_BTF.shape
-            self.features_BSF = features_BTF.new_zeros(batch, self.num_slots, width)
+            shape = (batch, self.num_slots, width)
+            self.features_BSF = allocate(self.name, "features", features_BTF, shape)
         stop = self.num_used + features_BTF.shape[1]
         self.features_BSF[:, self.num_used : stop] = features_BTF
 
@@ -255,6 +270,20 @@ class MaskedKVCache(Cache):
                 f"{self.num_slots} slots; ask for fewer tokens (max_new_tokens) or a smaller K"
             )
 
+    @torch.inference_mode()
+    def first_fault(self) -> tuple[int, int, int] | None:
+        """The first layer whose keys or values are not finite, and the row and position there.
+
+        A layer's keys and values are its input's, so its input or its own weights are at fault.
+        """
+        for index, layer in enumerate(self.buffers):
+            for states_BHSD in layer.states():
+                is_broken_BS = ~states_BHSD.isfinite().all(dim=3).all(dim=1) & self.valid_BS
+                if bool(is_broken_BS.any()):
+                    row, slot = is_broken_BS.nonzero()[0].tolist()
+                    return index, row, int(self.positions_BS[row, slot])
+        return None
+
     def check_integrity(self) -> None:
         """Asserts that slots, validity and positions tell one story (a debugging aid)."""
         for row, slots in enumerate(self.row_slots):
@@ -266,3 +295,20 @@ class MaskedKVCache(Cache):
             assert positions == list(range(len(slots))), f"row {row}: positions {positions}"
         last = max((slots[-1] for slots in self.row_slots if slots), default=-1)
         assert self.num_used == last + 1, f"num_used {self.num_used}, last valid slot {last}"
+
+
+def allocate(name: str, what: str, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A buffer of zeros, of another tensor's type and on its device.
+
+    Raises:
+        EngineFault: If there is no memory for it.
+    """
+    try:
+        return like.new_zeros(shape)
+    except RuntimeError as error:  # both torch.OutOfMemoryError and the CPU allocator's
+        num_bytes = math.prod(shape) * like.element_size()
+        raise EngineFault(
+            f"member {name!r}: out of memory for the {what} of its cache, {tuple(shape)} "
+            f"{like.dtype}, {num_bytes / 1e9:.1f} GB on {like.device}; lower max_new_tokens or the "
+            f"batch, or shorten the prompt"
+        ) from error

@@ -88,11 +88,17 @@ def _complete(name: str, model: Any, report: dict[str, Any]) -> Any:
     return model
 
 
-def hash_weights(model: torch.nn.Module) -> str:
-    """SHA-256 (hex) over the names, dtypes, shapes and bytes of all weights, sorted by name."""
+def hash_weights(model: torch.nn.Module, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 (hex) over the names, dtypes, shapes and bytes of all weights, sorted by name.
+
+    Args:
+        model: Any module.
+        dtype: The weights are hashed as if they were of this type; None takes them as they are.
+    """
 
     def describe(item: tuple[str, torch.Tensor]) -> str:
         name, tensor = item
+        tensor = tensor if dtype is None else tensor.to(dtype)
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return f"{name} {tensor.dtype} {list(tensor.shape)} {hashlib.sha256(data).hexdigest()}"
 

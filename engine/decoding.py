@@ -155,13 +155,23 @@ class Meter:
         num_rows: int | None = None,
         num_catchup: int = 0,
     ) -> torch.Tensor | None:
-        """A member's timed forward; catch-up forwards need no logits and return None."""
+        """A member's timed forward; catch-up forwards need no logits and return None.
+
+        Raises:
+            EngineFault: If the device has no memory for it.
+        """
         started = self.clock.now()
         need_logits = role != "catchup"
-        logits = member.forward(
-            memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
-        )
         width = num_rows or max(map(len, fed))
+        try:
+            logits = member.forward(
+                memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
+            )
+        except torch.OutOfMemoryError as error:
+            raise EngineFault(
+                f"member {member.name!r}: out of memory in a {role} forward of {len(fed)} x "
+                f"{width} tokens; lower max_new_tokens, K or the batch ({error})"
+            ) from error
         self.clock.charge(member.clock_cost, width)
         num_tokens = sum(map(len, fed))
         seconds = self.clock.now() - started
@@ -269,7 +279,8 @@ def probe_baseline(
     for _ in range(num_samples):
         started = clock.now()
         nothing = [Proposal()] * state.batch_size
-        best_tokens(score(pool, state, member.name, nothing, Meter(clock))[0], member.name)
+        logits_BTV, _ = score(pool, state, member.name, nothing, Meter(clock))
+        best_tokens(logits_BTV, member.name, state.memories[member.name])
         state.memories[member.name].keep(held)
         seconds.append(clock.now() - started)
     return seconds
@@ -333,7 +344,7 @@ def draft_model(
         logits_BV = logits_BTV[:, 0]
         if index == 0:
             entropy = mean_entropy(logits_BV[active])
-        best = best_tokens(logits_BV, member.name)
+        best = best_tokens(logits_BV, member.name, memory)
         for row in active:
             params = state.requests[row].sampling
             if params.is_greedy:
@@ -368,7 +379,7 @@ def verify(
 ) -> tuple[list[Verdict], list[torch.Tensor]]:
     """One verifier's verdict on every row, and the logits [N + 1, V] it judged by."""
     logits_BTV, firsts = score(pool, state, name, proposals, meter)
-    best_BT = best_tokens(logits_BTV, name)
+    best_BT = best_tokens(logits_BTV, name, state.memories[name])
     verdicts, rows = [], []
     for row, (proposal, first) in enumerate(zip(proposals, firsts, strict=True)):
         stop = first + len(proposal.tokens) + 1
@@ -472,8 +483,13 @@ def indices_of(state: DecodeState, member: NGramMember) -> list[NGramIndex]:
     return indices
 
 
-def best_tokens(logits: torch.Tensor, name: str) -> list:
+def best_tokens(logits: torch.Tensor, name: str, memory: MaskedKVCache | None = None) -> list:
     """Argmax over the vocabulary as nested lists; ``max`` is four times as fast as ``argmax``.
+
+    Args:
+        logits: A member's logits [..., V].
+        name: The member.
+        memory: Its memory after that forward, to say in which layer a fault began.
 
     Raises:
         EngineFault: If a row of logits is not finite.
@@ -482,10 +498,21 @@ def best_tokens(logits: torch.Tensor, name: str) -> list:
     if not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
         raise EngineFault(
-            f"member {name!r}: logits are not finite (first at batch row and position {where}); "
-            f"check its weights and dtype"
+            f"member {name!r}: logits are not finite (first at batch row and position {where})"
+            f"{origin_of_fault(memory)}; check its weights and dtype"
         )
     return indices.tolist()
+
+
+def origin_of_fault(memory: MaskedKVCache | None) -> str:
+    """Where logits that are not finite come from, as the end of a sentence."""
+    if memory is None:
+        return ""
+    fault = memory.first_fault()
+    if fault is None:
+        return ", and every layer's input is finite: it is the last layer or the head"
+    layer, row, position = fault
+    return f", from the input of layer {layer} on (batch row {row}, token {position} of the text)"
 
 
 def diverge(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specgym.engine.checkpoints import hash_weights
-from specgym.engine.eagle import holds_eagle, load_eagle
+from specgym.engine.datawheel import hash_file
+from specgym.engine.eagle import WEIGHT_FILES, holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.members import ModelMember
 from specgym.engine.sources import LoadedModel
@@ -40,7 +39,7 @@ def drafter_folder(source: str) -> Path | None:
 
 
 def load_drafter(
-    name: str, folder: Path, target: LoadedModel, num_tokens: int | None
+    name: str, folder: Path, target: LoadedModel, bound: str, num_tokens: int | None
 ) -> EagleMember | ModelMember:
     """The member in a drafter's folder, on a target that no member has taken over yet.
 
@@ -50,6 +49,7 @@ def load_drafter(
         name: The member's name in chains.
         folder: From ``drafter_folder``.
         target: The target it drafts for.
+        bound: The target's ``binding``.
         num_tokens: Token ids the tokenizer knows.
 
     Raises:
@@ -59,33 +59,45 @@ def load_drafter(
     if holds_student(str(folder)):
         base = target.dense or target
         student = load_student(folder, base.model, dtype)
-        check_binding(name, folder, student.target_fingerprint, target)
+        check_binding(name, folder, student.target_fingerprint, bound, target)
+        # The embedding in memory is the target's own, wherever that is.
+        student.model.set_input_embeddings(target.model.get_input_embeddings())
         model = student.model.to(target.model.device)
         return ModelMember(name, model, num_tokens, draft_ids=student.draft_ids)
     num_layers = target.model.config.get_text_config().num_hidden_layers
     checkpoint = load_eagle(folder, num_layers, dtype)
-    check_binding(name, folder, checkpoint.target_fingerprint, target)
+    check_binding(name, folder, checkpoint.target_fingerprint, bound, target)
     return EagleMember(name, checkpoint, target.model, num_tokens)
 
 
-def check_binding(name: str, folder: Path, wanted: str | None, target: LoadedModel) -> None:
+def check_binding(
+    name: str, folder: Path, wanted: str | None, bound: str, target: LoadedModel
+) -> None:
     """Refuses a drafter that was trained for other weights; public heads do not say.
 
     Raises:
         ValueError: If the fingerprints differ.
     """
-    found = None if wanted is None else binding(target)
-    if found != wanted:
-        raise ValueError(
-            f"member {name!r}: {folder} was trained for the target with weights {wanted}, this "
-            f"target ({target.origin}) has {found}; train drafters for it: specgym pool build"
-        )
+    if wanted is None or wanted == bound:
+        return
+    dtype = target.model.dtype
+    rounded = dtype not in (torch.bfloat16, torch.float32)
+    hint = f" (weights in {dtype} cannot be recognised: take bfloat16 or float32)"
+    raise ValueError(
+        f"member {name!r}: {folder} was trained for the target with weights {wanted}, this "
+        f"target ({target.origin}) has {bound}{hint if rounded else ''}; "
+        f"train drafters for it: specgym pool build"
+    )
 
 
 def binding(target: LoadedModel) -> str:
     """What drafters are bound to: the hash of the dense target's weights in bfloat16."""
     base = target.dense or target
-    model: Any = base.model
-    if model.dtype == torch.bfloat16:
+    if base.model.dtype == torch.bfloat16:
         return base.fingerprint
-    return hash_weights(copy.deepcopy(model).to(torch.bfloat16))
+    return hash_weights(base.model, torch.bfloat16)
+
+
+def hash_drafter(folder: Path) -> str:
+    """SHA-256 (hex) of a drafter's file of weights."""
+    return hash_file(next(folder / name for name in WEIGHT_FILES if (folder / name).is_file()))

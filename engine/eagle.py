@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -236,12 +237,16 @@ class EagleCheckpoint:
 def holds_eagle(source: str) -> bool:
     """Whether a source is a folder with the weights of an EAGLE head."""
     folder = Path(source).expanduser()
-    if (folder / WEIGHT_FILES[0]).is_file():
-        with safe_open(folder / WEIGHT_FILES[0], framework="pt") as file:
-            return "fc.weight" in file.keys()  # noqa: SIM118 (not a dictionary)
-    if (folder / WEIGHT_FILES[1]).is_file():
-        weights = torch.load(folder / WEIGHT_FILES[1], mmap=True, weights_only=True)
-        return "fc.weight" in weights
+    safe, pickled = (folder / name for name in WEIGHT_FILES)
+    if safe.is_file():
+        try:
+            with safe_open(safe, framework="pt") as file:
+                return "fc.weight" in file.keys()  # noqa: SIM118 (not a dictionary)
+        except SafetensorError:  # whoever loads it as a model says what is wrong
+            return False
+    # The format from before torch 1.6 is no zip file; no head was published in it.
+    if pickled.is_file() and zipfile.is_zipfile(pickled):
+        return "fc.weight" in torch.load(pickled, mmap=True, weights_only=True)
     return False
 
 

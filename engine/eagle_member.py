@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
 from specgym.engine.kernels import attend_folded, fold_mask, last_rows, linear, pack_linears, widen
-
-SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
+from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
 class EagleMemory(MaskedKVCache):
@@ -80,8 +79,9 @@ class EagleMember:
         self.columns = torch.arange(shape.num_features)
         self.feature_size = shape.target_hidden_size
         rows = target.get_input_embeddings().weight.detach()
-        self.embedding = rows if checkpoint.embedding is None else complete(checkpoint, rows)
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
+        self.device, self.dtype = rows.device, rows.dtype
+        own = None if checkpoint.embedding is None else complete(checkpoint, rows)
+        self.embedding = rows if own is None else own.to(self.device, self.dtype)
         self.head = checkpoint.head.to(self.device, self.dtype)
         num_heads = shape.config.num_attention_heads
         self.groups = num_heads // (shape.config.num_key_value_heads or num_heads)
@@ -96,7 +96,7 @@ class EagleMember:
             rows = target.get_output_embeddings().weight.detach()[draft_ids]
         rows = rows[: len(draft_ids)][is_known].to(self.device, self.dtype)
         sizes = [p.numel() for p in self.head.parameters()]
-        self.num_parameters = sum(sizes) + rows.numel()
+        self.num_parameters = sum(sizes) + rows.numel() + (0 if own is None else own.numel())
         self.num_bytes = self.num_parameters * rows.element_size()
         self.vocab_head = linear(rows)
         if self.device.type == "cpu":
@@ -111,14 +111,21 @@ class EagleMember:
         """Remembers where its features stand among all that the target keeps."""
         size = self.feature_size
         starts = [target_taps.index(tap) * size for tap in self.taps]
-        self.columns = torch.cat([torch.arange(start, start + size) for start in starts])
+        columns = [torch.arange(start, start + size, device=self.device) for start in starts]
+        self.columns = torch.cat(columns)
 
     def new_memory(
         self, batch_size: int, num_slots: int, kv_length: int | None = None
     ) -> EagleMemory:
         """An empty cache for a batch of requests; its ``source`` is yet to be set."""
         return EagleMemory(
-            self.num_layers, batch_size, num_slots, self.device, self.dtype, kv_length=kv_length
+            self.num_layers,
+            batch_size,
+            num_slots,
+            self.device,
+            self.dtype,
+            kv_length=kv_length,
+            name=self.name,
         )
 
     @torch.inference_mode()

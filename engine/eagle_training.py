@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from specgym.engine.architectures import refuse_unlike_llama
 from specgym.engine.distill import Batch, matched, shifted, soft_loss
 from specgym.engine.eagle import Attend, EagleHead, EagleShape
+from specgym.engine.students import check_layers
 
 
 def init_eagle(
@@ -29,7 +30,7 @@ def init_eagle(
         ValueError: If the target is no Llama, or has no such taps.
     """
     refuse_unlike_llama("an EAGLE head", model)
-    check_taps(taps, model.config.num_hidden_layers)
+    check_layers(taps, model.config.num_hidden_layers, "taps")
     source = model.config
     sizes = {
         key: getattr(source, key)
@@ -65,20 +66,6 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     """EAGLE-3's: the inputs of layers 2, n/2 and n - 3; fewer where the target is that small."""
     wanted = (2, num_layers // 2, num_layers - 3)
     return tuple(sorted({min(max(tap, 0), num_layers - 1) for tap in wanted}))
-
-
-def check_taps(taps: tuple[int, ...], num_layers: int) -> None:
-    """Refuses taps in another order than the features are kept in, or of no layer.
-
-    Raises:
-        ValueError: If they are none, not ascending, or out of range.
-    """
-    ascending = list(taps) == sorted(set(taps))
-    if not taps or not ascending or not 0 <= taps[0] <= taps[-1] < num_layers:
-        raise ValueError(
-            f"taps: must be ascending and among the target's layers 0..{num_layers - 1}; "
-            f"got {list(taps)}"
-        )
 
 
 class EagleTrainee:

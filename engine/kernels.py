@@ -144,6 +144,8 @@ class LeanLlama:
             for layer in model.model.layers
         ]
         self.head = linear(model.lm_head.weight, model.lm_head.bias)
+        if model.lm_head.weight is not self.embedding:  # an unpacked copy that nobody reads
+            model.lm_head = nn.Identity()
         model.model.layers = nn.ModuleList()
 
     def __call__(

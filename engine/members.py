@@ -18,8 +18,7 @@ from specgym.engine.cache import MaskedKVCache
 from specgym.engine.kernels import last_rows, pack_linears, widen
 from specgym.engine.lean import make_lean
 from specgym.engine.moe import ExpertShape, hook_experts
-
-SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
+from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
 class ModelMember:
@@ -115,6 +114,7 @@ class ModelMember:
             self.dtype,
             kv_length=kv_length,
             sliding_window=self.sliding_window,
+            name=self.name,
         )
 
     @torch.inference_mode()

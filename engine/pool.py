@@ -6,39 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from specgym.engine.drafters import drafter_folder, load_drafter
 from specgym.engine.eagle_member import EagleMember
-from specgym.engine.hub import fetch_head
-from specgym.engine.kernels import packing_works
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.recipes import RECIPES, split_recipe
-from specgym.engine.sources import SMOLLM2, load_source
 from specgym.engine.types import Plan
-from specgym.engine.upcycling import Upcycling, parse_upcycling
-from specgym.engine.vocabulary import check_tokenizers, count_tokens, make_member
 
 if TYPE_CHECKING:
     from specgym.engine.decoding import DecodeRequest
 
 Member = ModelMember | NGramMember | EagleMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)
-DENSE_POOL, MIXTURE_POOL = "smollm2", "smollm2-moe"
-SHIPPED_DRAFTERS = ",".join(f"{n}=shipped:{SMOLLM2}/{n}" for n in ("eagle", "small", "mid"))
-BUILT_IN_POOLS = {
-    DENSE_POOL: f"{SHIPPED_DRAFTERS},target={SMOLLM2}",
-    MIXTURE_POOL: f"{SHIPPED_DRAFTERS},target=upcycled:8:2:{SMOLLM2}",
-}
-BUILT_IN_CHAINS = (
-    ("ngram", "target"),
-    ("small", "target"),
-    ("eagle", "target"),
-    ("small", "mid", "target"),
-    ("ngram", "mid", "target"),
-)
-MIXTURE_OPTIONS = ("experts", "top-k")
-DENSE_MEMBER = "dense"  # what a mixture was upcycled from; a member only where a chain names it
 WINDOW_ROUNDING = 8
 
 
@@ -90,7 +66,9 @@ class ModelPool:
         wanted_chains = self.default_chains() if chains is None else chains
         self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
         check_vocabularies([m for m in members if isinstance(m, ModelMember)])
-        tap_target(self.model(target), [m for m in members if isinstance(m, EagleMember)])
+        used = {name for chain in self.chains for name in chain}
+        heads = [m for m in members if isinstance(m, EagleMember) and m.name in used]
+        tap_target(self.model(target), heads)
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)
         self.window = -(-wanted // WINDOW_ROUNDING) * WINDOW_ROUNDING
@@ -158,11 +136,22 @@ class ModelPool:
             return
         if plan.chain not in self.chains:
             self.check_chain(plan.chain)
+            idle = [name for name in plan.chain if not self.is_ready(name)]
+            if idle:
+                raise ValueError(
+                    f"plan {plan.name!r}: the target keeps no features for {idle[0]!r}, which is "
+                    f"in no chain of the pool; build the pool with this chain"
+                )
         if plan.max_tokens > self.window:
             raise ValueError(
                 f"plan {plan.name!r}: drafts and verifiers need {plan.max_tokens} rows, the "
                 f"pool's window has {self.window}; build the pool with a larger K in k_values"
             )
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a member can run: an EAGLE head can where some chain names it."""
+        used = {member for chain in self.chains for member in chain}
+        return name in used or not isinstance(self.members[name], EagleMember)
 
     def model(self, name: str) -> ModelMember:
         """The neural member with this name."""
@@ -247,139 +236,3 @@ def check_vocabularies(members: Sequence[ModelMember]) -> None:
         raise ValueError(
             f"members: vocabularies differ: {sizes}; all members must share the target's tokenizer"
         )
-
-
-def mixture_sources(spec: str) -> str:
-    """The built-in mixture of ``smollm2-moe:experts=E:top-k=K`` as a list of sources.
-
-    Raises:
-        ValueError: If an option is unknown, no number, or out of range.
-    """
-    name, *options = spec.split(":")
-    values = {"experts": "8", "top-k": "2"}
-    for option in options:
-        key, _, value = option.partition("=")
-        if key not in MIXTURE_OPTIONS or not value.isdecimal():
-            raise ValueError(
-                f"pool: {name} takes experts=NUMBER and top-k=NUMBER, "
-                f'like "{name}:experts=16:top-k=4"; got {option!r}'
-            )
-        values[key] = value
-    recipe = Upcycling(int(values["experts"]), int(values["top-k"]), SMOLLM2)
-    return f"{SHIPPED_DRAFTERS},target={recipe.source}"
-
-
-def parse_pool(spec: str) -> dict[str, str]:
-    """Member names and sources of ``smollm2``, a recipe, or ``"draft=PATH,target=PATH"``.
-
-    Raises:
-        ValueError: If the text is neither a built-in pool, nor a recipe, nor such a list with a
-            target.
-    """
-    if (found := split_recipe(spec)) is not None:
-        recipe, changes = found
-        return recipe.sources(changes)
-    is_mixture = spec.partition(":")[0] == MIXTURE_POOL
-    text = mixture_sources(spec) if is_mixture else BUILT_IN_POOLS.get(spec, spec)
-    sources: dict[str, str] = {}
-    for part in text.split(","):
-        name, separator, source = (piece.strip() for piece in part.partition("="))
-        if not separator or not name or not source:
-            raise ValueError(
-                f"pool: {spec!r} is neither a built-in pool ({', '.join(BUILT_IN_POOLS)}), nor a "
-                f"recipe ({', '.join(RECIPES)}), nor a "
-                f'list like "draft=PATH,target=PATH"; trouble at {part!r}'
-            )
-        if name in sources or name == "ngram" or not name.isidentifier():
-            raise ValueError(
-                f"pool: member name {name!r} must be a word, used once, and not 'ngram' "
-                f"(prompt lookup is always in the pool)"
-            )
-        sources[name] = source
-    if "target" not in sources:
-        raise ValueError(f"pool: {spec!r} names no target; add target=PATH")
-    return sources
-
-
-def default_dtype(device: str) -> torch.dtype:
-    """bfloat16 where the device computes it fast, else float32."""
-    fast = torch.device(device).type != "cpu" or packing_works(torch.bfloat16)
-    return torch.bfloat16 if fast else torch.float32
-
-
-def load_pool(
-    spec: str = "smollm2",
-    *,
-    k_values: Sequence[int] = DEFAULT_K_VALUES,
-    chains: Sequence[tuple[str, ...]] | None = None,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-) -> ModelPool:
-    """A pool from a built-in name or a list of local folders and hub ids.
-
-    Args:
-        spec: ``smollm2``, ``smollm2-moe`` (``smollm2-moe:experts=16:top-k=4``), a recipe of
-            ``RECIPES`` by name (``mixtral:target=PATH`` where weights are local), or
-            ``"draft=PATH,target=PATH"`` with any member names, cheapest first.
-        k_values: Numbers of drafted tokens that plans may ask for.
-        chains: Legal chains; None takes the default ones. With ``smollm2-moe`` a chain may name
-            ``dense``, what the target was upcycled from: it computes the same function, so its
-            acceptance is an artefact, and it is in no default chain.
-        device: Where the models run.
-        dtype: Type of the weights; None takes bfloat16 where it is fast.
-
-    Raises:
-        ValueError: If the spec cannot be read, a folder holds no model, or tokenizers differ.
-        OSError: If weights cannot be had.
-    """
-    sources = parse_pool(spec)
-    recipe = parse_upcycling(sources["target"])
-    if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
-        sources = {DENSE_MEMBER: recipe.base, **sources}
-    sources = {name: fetch_head(source) for name, source in sources.items()}
-    dtype = dtype or default_dtype(device)
-    folders = {name: drafter_folder(source) for name, source in sources.items()}
-    loaded = {
-        name: load_source(source, dtype=dtype, device=device)
-        for name, source in sources.items()
-        if folders[name] is None
-    }
-    target = loaded["target"]
-    for name, drafter in loaded.items():
-        if drafter.tokenizer is not None and target.tokenizer is not None:
-            check_tokenizers(name, drafter.tokenizer, target.tokenizer)
-    num_tokens = None
-    if target.tokenizer is not None:
-        num_rows = target.model.config.get_text_config().vocab_size
-        num_tokens = count_tokens(target.tokenizer, num_rows)
-    members: list[Member] = [NGramMember()]
-    for name, folder in folders.items():  # before the target's own weights are packed
-        if folder is not None:
-            members.append(load_drafter(name, folder, target, num_tokens))
-    # The target comes last whatever the order it was given in.
-    for name in sorted(loaded, key=lambda each: each == "target"):
-        each = loaded[name]
-        members.append(make_member(name, each.model, num_tokens, each.tokenizer, target.tokenizer))
-    if chains is None and (found := split_recipe(spec)) is not None:
-        chains = found[0].chains
-    if chains is None and spec.partition(":")[0] in BUILT_IN_POOLS:
-        chains = BUILT_IN_CHAINS
-    return ModelPool(
-        members,
-        chains=chains,
-        k_values=k_values,
-        tokenizer=target.tokenizer,
-        eos_ids=eos_ids_of(target.model, target.tokenizer),
-        name=spec if recipe is None else f"{spec} ({recipe.label})",
-        fingerprints={name: each.fingerprint for name, each in loaded.items()},
-    )
-
-
-def eos_ids_of(model: Any, tokenizer: Any) -> list[int]:
-    """Token ids that end a text: the generation config's, else the tokenizer's, else none."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    if eos is None and tokenizer is not None:
-        eos = tokenizer.eos_token_id
-    if eos is None:
-        return []
-    return list(eos) if isinstance(eos, (list, tuple)) else [eos]

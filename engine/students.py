@@ -28,7 +28,6 @@ from specgym.engine.student_files import (
     KIND,
     WEIGHT_FILE,
     full_state,
-    holds_student,
     read_config,
     read_draft_ids,
     read_weights,
@@ -37,7 +36,6 @@ from specgym.engine.student_files import (
 __all__ = [
     "StudentCheckpoint",
     "check_layers",
-    "holds_student",
     "load_student",
     "save_student",
     "spread",
@@ -101,7 +99,7 @@ def take_layers(model: Any, layers: Sequence[int], dtype: torch.dtype = torch.fl
     return student
 
 
-def check_layers(layers: Sequence[int], num_layers: int) -> None:
+def check_layers(layers: Sequence[int], num_layers: int, field: str = "layers") -> None:
     """Refuses layers that the target does not have, or an order that is not its own.
 
     Raises:
@@ -110,7 +108,7 @@ def check_layers(layers: Sequence[int], num_layers: int) -> None:
     ascending = list(layers) == sorted(set(layers))
     if not layers or not ascending or not 0 <= layers[0] <= layers[-1] < num_layers:
         raise ValueError(
-            f"layers: must be ascending and among the target's 0..{num_layers - 1}; "
+            f"{field}: must be ascending and among the target's 0..{num_layers - 1}; "
             f"got {list(layers)}"
         )
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measurement
 TICKS_PER_SECOND = 2**40  # of the counting clock; a power of two, so that floats add up exactly
 
 

@@ -19,8 +19,9 @@ from specgym.engine.decoding import (
     probe_baseline,
     start,
 )
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
@@ -30,6 +31,7 @@ from specgym.envs.rewards import utility as utility_of
 from specgym.envs.workloads import Request, Split, Workload, get_workload
 
 logger = logging.getLogger(__name__)
+GIVEN = "given"  # the id of a request that came as token ids
 
 
 class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
@@ -51,9 +53,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     Starting State:
         The prompt of the workload's next request, prefilled. ``reset(seed=s)`` restarts the
         stream of requests; ``reset()`` goes on with it. ``options={"request": Request(...)}``
-        decodes that request; ``options={"divergence_every": n}`` measures D_TV of adjacent
-        members in a chain's first and every n-th use (its time counts). Options hold
-        for one episode.
+        decodes that request, a ``DecodeRequest`` there (token ids) with its own budget, sampling
+        and ends; ``options={"divergence_every": n}`` measures D_TV of adjacent members in a
+        chain's first and every n-th use (its time counts). Options hold for one episode.
 
     Rewards:
         ``net_utility`` (default), ``utility`` or ``log_utility``; see ``specgym.envs.rewards``.
@@ -156,7 +158,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.render_mode = render_mode
         self.stream: Iterator[Request] | None = None
         self.state: DecodeState | None = None
-        self.request: Request | None = None
+        self.request: Request | DecodeRequest | None = None
         self.divergence_every = 0
 
     @property
@@ -193,23 +195,20 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.num_left = self.num_requests
         return self.begin(options.get("request"))
 
-    def begin(self, request: Request | None) -> tuple[np.ndarray, dict[str, Any]]:
+    def begin(self, request: Request | DecodeRequest | None) -> tuple[np.ndarray, dict[str, Any]]:
         """Prefills a request (the stream's next by default) and measures the baseline if due."""
         assert self.stream is not None
         self.state = None  # stays so where this raises
         self.request = request or next(self.stream)
         self.num_left -= 1
-        prompt = self.pool.encode(self.request.prompt)
-        decode_request = DecodeRequest(
-            prompt, self.max_new_tokens, sampling=self.sampling, stop=self.stop
-        )
+        decode_request = self.encode(self.request)
         started = self.clock.now()
         state = start(self.pool, [decode_request], self.clock, exact=self.exact)
         prefill_seconds = self.clock.now() - started
         self.refresh_baseline(state)
         info = {
-            "request_id": self.request.id,
-            "num_prompt": len(prompt),
+            "request_id": self.request_id,
+            "num_prompt": len(decode_request.prompt),
             "max_new_tokens": state.budgets[0],
             "prefill_seconds": prefill_seconds,
             "baseline_seconds": self.baseline.seconds(state.kv_length),
@@ -219,6 +218,13 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.state = state
         self.mark = self.clock.now()
         return self.observation, info
+
+    def encode(self, request: Request | DecodeRequest) -> DecodeRequest:
+        """What the engine is asked for: the request's text under this environment's settings."""
+        if isinstance(request, DecodeRequest):
+            return request
+        prompt = self.pool.encode(request.prompt)
+        return DecodeRequest(prompt, self.max_new_tokens, sampling=self.sampling, stop=self.stop)
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Runs one iteration under the action's plan."""
@@ -282,9 +288,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
 
     @property
     def request_id(self) -> str:
-        """Id of the request that is decoded."""
+        """Id of the request that is decoded; bare token ids have none of their own."""
         assert self.request is not None
-        return self.request.id
+        return self.request.id if isinstance(self.request, Request) else GIVEN
 
     def schedule_divergence(self, plan: Plan) -> None:
         """Has D_TV measured in a chain's first and every n-th step, where that was asked for."""
@@ -370,8 +376,10 @@ def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
         raise ValueError(
             f"options: {unknown[0]!r} is unknown; there are 'request' and 'divergence_every'"
         )
-    if not isinstance(options.get("request"), Request | None):
-        raise ValueError(f"options['request']: must be a Request; got {options['request']!r}")
+    if not isinstance(options.get("request"), Request | DecodeRequest | None):
+        raise ValueError(
+            f"options['request']: must be a Request or a DecodeRequest; got {options['request']!r}"
+        )
     every = options.get("divergence_every", 0)
     if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 0:
         raise ValueError(

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.loading import parse_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import ModelPool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import load_source
 from specgym.engine.timing import Baseline, WallClock
 from specgym.engine.types import Plan
@@ -29,6 +30,7 @@ BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
+    "soak": "thousands of requests through one engine: does memory grow, does anything fail",
 }
 Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
@@ -72,6 +74,9 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     if arguments[0] == "moe":
         run_moe(arguments[1:], parse, console)
         return
+    if arguments[0] == "soak":
+        run_soak(arguments[1:], parse, console)
+        return
     config = parse("bench decode", arguments[1:], DecodeBench)
     report: dict[str, Any] = {"rows": [], "ratios": {}}
     try:
@@ -103,6 +108,17 @@ def run_drafters(arguments: list[str], parse: Callable[..., Any], console: Conso
     config = parse("bench drafters", arguments, DrafterBench)
     report = bench_drafters(config, console)
     show_drafters(report)
+    if config.json is not None:
+        write_json(config.json, report)
+
+
+def run_soak(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench soak``, prints what it came to, writes it."""
+    from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
+
+    config = parse("bench soak", arguments, SoakBench)
+    report = bench_soak(config, console)
+    show_soak(report)
     if config.json is not None:
         write_json(config.json, report)
 

@@ -40,10 +40,9 @@ class DrafterBench(PoolSettings):
     json: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.limit < 1 or self.new_tokens < 1:
-            raise ValueError(
-                f"limit and new_tokens: must be >= 1; got {self.limit} and {self.new_tokens}"
-            )
+        for name in ("limit", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
 
 
 @dataclasses.dataclass
@@ -64,7 +63,7 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
     """
     pool = make_pool(config)
     requests = chosen_requests(config)
-    drafters = [name for name in pool.members if name != pool.target]
+    drafters = list(dict.fromkeys(name for chain in pool.chains for name in chain[:-1]))
     tallies = {(name, r.category): Tally() for r in requests for name in drafters}
     seconds: dict[str, list[float]] = {name: [] for name in pool.members}
     for request in track(requests, "drafting along the target's texts", console=console):
@@ -151,7 +150,12 @@ def follow(
 def first_token(
     pool: ModelPool, state: DecodeState, name: str, clock: WallClock, seconds: list[float]
 ) -> int | None:
-    """The token a drafter proposes next, if any; a forward without catch-up is timed."""
+    """The token a drafter proposes next, if any; a forward without catch-up is timed.
+
+    A text that has outgrown the drafter's context gets none.
+    """
+    if len(state.tokens[0]) + 1 > pool.members[name].context_limit:
+        return None
     meter = Meter(clock)
     proposals, _ = draft(pool, state, Plan((name, pool.target), 1), meter)
     seconds += [cost.seconds for cost in meter.costs if not cost.num_catchup]

@@ -15,9 +15,10 @@ import torch
 from rich.console import Console
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.loading import MIXTURE_POOL, default_dtype, load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.moe import hook_experts
-from specgym.engine.pool import MIXTURE_POOL, ModelPool, default_dtype, load_pool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import load_source
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
@@ -91,7 +92,7 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
     console.print("experts alone: ours against transformers' own")
     experts = bench_experts(config)
     console.print("loading both pools")
-    pools = {"dense": make_pool(config, config.dense), "moe": make_pool(config, config.mixture)}
+    pools = {"dense": static_pool(config, config.dense), "moe": static_pool(config, config.mixture)}
     console.print(f"forwards of {NUM_VERIFIED[0]} to {NUM_VERIFIED[-1]} tokens")
     forwards = bench_forwards(config, pools)
     utilities = bench_utility(config, pools, console)
@@ -109,7 +110,7 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
     }
 
 
-def make_pool(config: MoeBench, spec: str) -> ModelPool:
+def static_pool(config: MoeBench, spec: str) -> ModelPool:
     """A pool that can draft up to the largest static K."""
     chains = [tuple(chain.split(">")) for chain in config.chains] or None
     dtype = DTYPES[config.dtype]

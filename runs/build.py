@@ -27,7 +27,7 @@ from specgym.engine.eagle import save_eagle
 from specgym.engine.eagle_training import EagleTrainee, init_eagle
 from specgym.engine.kernels import LeanLlama
 from specgym.engine.lean import is_lean
-from specgym.engine.pool import eos_ids_of
+from specgym.engine.loading import eos_ids_of
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.student_training import StudentTrainee, make_mid, make_small
 from specgym.engine.students import save_student
@@ -69,10 +69,12 @@ def build(config: BuildConfig, console: Console) -> None:
     config = fill_in(config, target)
     begin(config.out / "texts", text_settings(config, target))
     for name in config.drafters:  # refused before an hour of writing
-        begin(config.out / name, drafter_settings(config, name))
+        begin(config.out / name, drafter_settings(config, name, target.fingerprint))
+    vocab_size = target.model.config.vocab_size
     try:
         train, held = write_texts(config, target, console)
-        texts = read_texts(config, train, held, target.model.config.vocab_size)
+        del target  # every drafter loads its own: this one's linears may be packed by now
+        texts = read_texts(config, train, held, vocab_size)
         for name in config.drafters:
             build_drafter(name, config, texts, console)
     except KeyboardInterrupt:
@@ -217,7 +219,7 @@ def gather_facts(
         name=name,
         target_origin=target.origin,
         target_fingerprint=target.fingerprint,
-        settings=drafter_settings(config, name),
+        settings=drafter_settings(config, name, target.fingerprint),
         num_texts=len(texts.train),
         num_tokens=texts.train.num_tokens,
         num_held=len(texts.held),

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specgym.engine.distill import FitConfig
-from specgym.engine.eagle_training import check_taps, default_taps
+from specgym.engine.eagle_training import default_taps
 from specgym.engine.sources import LoadedModel
 from specgym.engine.students import check_layers, spread
 from specgym.runs.results import write_json
 
 SETTINGS_FILE, FINISHED_FILE = "settings.json", "config.json"
 Drafter = Literal["eagle", "small", "mid"]
-DEFAULT_STEPS = {"eagle": 1500, "small": 3000, "mid": 3000}
-DEFAULT_RATES = {"eagle": 1e-3, "small": 1e-3, "mid": 2e-3}
+DEFAULT_STEPS = {"eagle": 800, "small": 800, "mid": 300}
+DEFAULT_RATES = {"eagle": 1e-3, "small": 1e-3, "mid": 1.5e-3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,14 @@ class BuildConfig:
     What is killed goes on with the same command; what is finished is not done again.
 
     Attributes:
-        target: The model they draft for: a local folder, a hub id, or ``smollm2-135m``.
+        target: The model they draft for, must be given: a folder, a hub id, or ``smollm2-135m``.
         out: Folder that gets ``texts``, ``events`` (TensorBoard) and one folder per drafter.
         drafters: What to train: ``eagle`` (a head on the target's features), ``small`` (few layers
             of the target), ``mid`` (low-rank deltas on more of them, a middle verifier).
         tokens: Tokens of text to train on, at least.
-        steps: Optimiser steps: of all drafters, or one number for each; by default 1500 for
-            ``eagle`` and 3000 for the students.
-        learning_rates: Their peaks, likewise; by default 1e-3, and 2e-3 for ``mid``.
+        steps: Optimiser steps: of all drafters, or one number for each; by default 800, and
+            300 for ``mid``.
+        learning_rates: Their peaks, likewise; by default 1e-3, and 1.5e-3 for ``mid``.
         seed: Seeds texts and training: the same seed gives the same weights, bit for bit on the
             same kind of processor with the same number of threads.
         small_layers: Layers of ``small``: how many, spread evenly, or which.
@@ -49,23 +49,23 @@ class BuildConfig:
         checkpoint_every: Steps between checkpoints; each measures on the held-out texts.
     """
 
-    target: str = "smollm2-135m"
+    target: str = ""
     out: Path = Path("drafters")
     drafters: tuple[Drafter, ...] = ("eagle", "small", "mid")
-    tokens: int = 3_000_000
+    tokens: int = 400_000
     steps: tuple[int, ...] = ()
     learning_rates: tuple[float, ...] = ()
     seed: int = 0
-    small_layers: tuple[int, ...] = (5,)
+    small_layers: tuple[int, ...] = (4,)
     mid_layers: tuple[int, ...] = (14,)
-    rank: int = 64
-    vocabulary: int = 8192
+    rank: int = 80
+    vocabulary: int = 12288
     taps: tuple[int, ...] = ()
     depths: int = 2
     texts_per_shard: int = 256
     held_out: int = 1
     rows: int = 48
-    batch_tokens: int = 3072
+    batch_tokens: int = 1536
     checkpoint_every: int = 100
 
 
@@ -75,6 +75,11 @@ def check_config(config: BuildConfig) -> None:
     Raises:
         ValueError: Which, and what it must be.
     """
+    if not config.target:
+        raise ValueError(
+            "target: must be given: a local folder, a hub id, or smollm2-135m, as in "
+            "`specgym pool build smollm2-135m --out drafters`"
+        )
     positive = ("tokens", "rank", "vocabulary", "depths", "texts_per_shard", "held_out", "rows",
                 "batch_tokens", "checkpoint_every")  # fmt: skip
     for name in positive:
@@ -109,7 +114,7 @@ def fill_in(config: BuildConfig, target: LoadedModel) -> BuildConfig:
             check_layers(given, num_layers)
         layers[name] = given
     taps = config.taps or default_taps(num_layers)
-    check_taps(taps, num_layers)
+    check_layers(taps, num_layers, "taps")
     return dataclasses.replace(config, taps=taps, **layers)
 
 
@@ -120,15 +125,28 @@ def text_settings(config: BuildConfig, target: LoadedModel) -> dict[str, Any]:
     return {"target": target.fingerprint, "origin": target.origin, **named}
 
 
-def drafter_settings(config: BuildConfig, name: str) -> dict[str, Any]:
-    """What a drafter depends on, beside the texts."""
+def drafter_settings(config: BuildConfig, name: str, fingerprint: str) -> dict[str, Any]:
+    """What a drafter depends on.
+
+    Args:
+        config: Settings.
+        name: ``eagle``, ``small`` or ``mid``.
+        fingerprint: Hash of the target's weights.
+    """
     own: dict[str, dict[str, Any]] = {
         "eagle": {"taps": config.taps, "depths": config.depths},
         "small": {"layers": config.small_layers},
         "mid": {"layers": config.mid_layers, "rank": config.rank},
     }
     fitting = dataclasses.asdict(fit_config(config, name))
-    return {**own[name], "vocabulary": config.vocabulary, **fitting}
+    texts = {key: getattr(config, key) for key in ("tokens", "texts_per_shard", "held_out")}
+    return {
+        "target": fingerprint,
+        **texts,
+        **own[name],
+        "vocabulary": config.vocabulary,
+        **fitting,
+    }
 
 
 def fit_config(config: BuildConfig, name: str) -> FitConfig:

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
 from specgym.baselines.specrouter import SpecRouter
-from specgym.engine.pool import MIXTURE_POOL, ModelPool
+from specgym.engine.loading import MIXTURE_POOL
+from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.workloads import Request, get_workload
@@ -27,6 +28,7 @@ from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
 from specgym.runs.lossless import check_lossless
 from specgym.runs.results import (
     SCHEMA,
+    chains_table,
     describe_machine,
     request_speedups,
     results_table,
@@ -352,6 +354,8 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
+    if len(pool.chains) > 1:
+        output.print(chains_table(results, pool.chains))
     output.print(describe(results, folder))
     if results["lossless"]["mismatches"]:
         raise MismatchError(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specgym.engine.decoding import DecodeRequest
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request
 
@@ -105,7 +106,7 @@ STEP_KEYS = (
 
 
 def begin_request(
-    env: SpecDecodeEnv, controller: Controller, request: Request
+    env: SpecDecodeEnv, controller: Controller, request: Request | DecodeRequest
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Resets the environment to a request, as the controller needs it; the reset's return."""
     every = DIVERGENCE_EVERY if controller.needs_divergence else 0

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
+from specgym.engine.drafters import drafter_folder
 from specgym.engine.eagle_member import EagleMember, EagleMemory
+from specgym.engine.loading import BUILT_IN_POOLS, parse_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import BUILT_IN_POOLS, ModelPool, parse_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
@@ -87,7 +89,8 @@ def list_pools(console: Console) -> None:
     table = Table("pool", "member", "source", "on this machine")
     for pool in BUILT_IN_POOLS:
         for name, source in parse_pool(pool).items():
-            here = "yes" if is_local(source) else f"no: specgym pool fetch {pool}"
+            is_here = is_local(source) or drafter_folder(source) is not None
+            here = "yes" if is_here else f"no: specgym pool fetch {pool}"
             table.add_row(pool, name, source, here)
     console.print(table)
     list_recipes(console)
@@ -115,7 +118,8 @@ def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
         if isinstance(member, NGramMember):
             table.add_row(name, "prompt lookup", "", "")
             continue
-        timed = [f"{1e3 * seconds_of(pool, member, rows):.1f}" for rows in TIMED_ROWS]
+        rows = TIMED_ROWS if pool.is_ready(name) else ()
+        timed = [f"{1e3 * seconds_of(pool, member, each):.1f}" for each in rows]
         kind = member.architecture.removesuffix("ForCausalLM")
         size = f"{member.num_parameters / 1e6:.1f} M"
         memory = f"{member.num_bytes / 2**20:.0f} MiB"

@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from specgym.engine.hub import is_hub_id
 from specgym.engine.recipe import MemberSize, PoolRecipe
 from specgym.engine.recipes import RECIPES, split_recipe
 from specgym.engine.sources import is_local
@@ -35,6 +36,12 @@ def list_recipes(console: Console) -> None:
 def show_recipe(recipe: PoolRecipe, spec: str, console: Console) -> None:
     """Prints what each member is and weighs, the total, the chains, and how to get them."""
     sources = recipe.sources(spec.partition(":")[2])
+    for name, source in sources.items():
+        if not is_local(source) and not is_hub_id(source):
+            raise ValueError(
+                f"pool: {name} of {recipe.name} must be a folder that exists or a hub id; "
+                f"got {source!r}"
+            )
     console.print(size_table(recipe))
     console.print("memory: weights in bfloat16; caches come on top")
     console.print("active: parameters that a single token uses")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import transformers
 from rich import box
 from rich.table import Table
 
+from specgym.engine.types import NO_SPECULATION_NAME
 from specgym.runs.loop import RequestRecord
 
 NUM_RESAMPLES = 2000
@@ -102,6 +104,10 @@ def summarize(
             "chosen": sum(step["action"] == 0 for step in steps) / len(steps),
             "executed": sum(step["executed_action"] == 0 for step in steps) / len(steps),
         },
+        "share_chains": {
+            chain: count / len(steps)
+            for chain, count in collections.Counter(step["chain"] for step in steps).items()
+        },
         "mean_accepted": sum(step["accepted"] for step in steps) / len(steps),
         "controller_seconds": sum(step["controller_seconds"] for step in steps),
     }
@@ -151,6 +157,23 @@ def results_table(results: Mapping[str, Any]) -> Table:
             f"{entry['mean_accepted']:.2f}",
             f"{milliseconds:.2f}",
         )
+    return table
+
+
+def chains_table(results: Mapping[str, Any], chains: Sequence[tuple[str, ...]]) -> Table:
+    """Each controller's share of iterations per chain that ran; the target is implied."""
+    title = "share of iterations per chain"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("controller", no_wrap=True)
+    target = chains[0][-1:]
+    columns = [target, *chains]
+    for chain in columns:
+        name = ">".join(chain[:-1]) or NO_SPECULATION_NAME
+        table.add_column(name, justify="right", no_wrap=True)
+    entries = results["controllers"]
+    for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
+        shares = entries[name]["share_chains"]
+        table.add_row(name, *(f"{shares.get('>'.join(chain), 0.0):.0%}" for chain in columns))
     return table
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool, load_pool
+from specgym.engine.loading import load_pool
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 
 DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
 

@@ -1,13 +1,17 @@
 """Who may import whom, and that every package is packaged."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import specgym.engine
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("engine", "envs", "agents", "baselines", "runs")
+DATA_SUFFIXES = {".json", ".jsonl", ".safetensors"}
 FORBIDDEN = {
     "engine": {"envs", "agents", "baselines", "runs"},
     "envs": {"agents", "baselines", "runs"},
@@ -92,7 +96,21 @@ def test_packages_of_pyproject_are_those_of_the_tree():
 def test_data_files_of_a_package_are_packaged(package):
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = config["tool"]["setuptools"]["package-data"].get(f"specgym.{package}", [])
-    for name in listed:
-        assert (ROOT / package / name).is_file()
-    for path in (ROOT / package).glob("*.json*"):
-        assert path.name in listed
+    home = ROOT / package
+    packaged = {path for pattern in listed for path in home.glob(pattern)}
+    assert all(any(home.glob(pattern)) for pattern in listed)
+    data = {p for p in home.glob("*") if p.suffix in DATA_SUFFIXES}  # deeper lies runs' output
+    assert data <= packaged
+
+
+def test_only_the_text_api_is_named_where_it_may_not_be_imported():
+    """``specgym.engine`` finds ``Engine`` and ``hf_generate`` in runs, but only when asked."""
+    named = {}
+    for path in modules("engine"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.fullmatch(r"specgym\.(envs|agents|baselines|runs)(\.\w+)*", node.value)
+                named |= {node.value: path.name} if found else {}
+    assert named == {"specgym.runs.api": "__init__.py", "specgym.runs.hf": "__init__.py"}
+    assert specgym.engine.Engine.__module__ == "specgym.runs.api"
+    assert specgym.engine.hf_generate.__module__ == "specgym.runs.hf"

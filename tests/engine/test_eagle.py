@@ -11,8 +11,9 @@ from transformers import LlamaConfig
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool, load_pool
+from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
 from specgym.engine.types import Plan, SamplingParams
 

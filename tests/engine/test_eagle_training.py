@@ -12,8 +12,9 @@ from specgym.engine import eagle_training
 from specgym.engine.distill import Batch, FitConfig, fit, measure
 from specgym.engine.eagle import EagleCheckpoint, load_eagle, save_eagle
 from specgym.engine.eagle_member import EagleMember
-from specgym.engine.eagle_training import EagleTrainee, check_taps, default_taps, init_eagle
+from specgym.engine.eagle_training import EagleTrainee, default_taps, init_eagle
 from specgym.engine.members import ModelMember
+from specgym.engine.students import check_layers
 from specgym.engine.testing import tiny_llama
 
 NUM_LAYERS, VOCAB, TAPS, NUM_DEPTHS = 4, 61, (1, 2), 3
@@ -210,7 +211,7 @@ def test_taps_are_checked():
     assert default_taps(2) == (0, 1)
     for taps in ((), (2, 1), (1, 1), (0, 4)):
         with pytest.raises(ValueError, match="ascending"):
-            check_taps(taps, NUM_LAYERS)
+            check_layers(taps, NUM_LAYERS, "taps")
 
 
 def test_a_target_of_another_architecture_is_refused():

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle import EagleHead, EagleShape
 from specgym.engine.eagle_member import EagleMember
-from specgym.engine.pool import load_pool, parse_pool
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.recipes import RECIPES
 from specgym.engine.testing import decode, random_plans, tiny_tokenizer
 from specgym.engine.types import Plan

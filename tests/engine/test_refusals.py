@@ -9,8 +9,8 @@ from specgym.engine.checkpoints import load_folder
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.kernels import pack_linears
 from specgym.engine.lean import is_lean
+from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2}

@@ -13,9 +13,9 @@ from specgym.engine.distill import Batch
 from specgym.engine.lean import is_lean
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
+from specgym.engine.student_files import holds_student
 from specgym.engine.student_training import LowRankLinear, StudentTrainee, make_mid, make_small
 from specgym.engine.students import (
-    holds_student,
     load_student,
     save_student,
     spread,

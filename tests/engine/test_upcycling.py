@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specgym.engine.decoding import DecodeRequest
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.pool import load_pool, parse_pool
 from specgym.engine.sources import is_local, load_source
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
 from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle
@@ -118,10 +118,14 @@ def test_sources_and_recipes_are_two_ways_to_write_the_same():
 
 
 def test_a_pool_spec_says_how_many_experts():
-    assert parse_pool("smollm2-moe") == {"target": "upcycled:8:2:smollm2-135m"}
-    assert parse_pool("smollm2-moe:top-k=4") == {"target": "upcycled:8:4:smollm2-135m"}
-    expected = {"target": "upcycled:16:1:smollm2-135m"}
-    assert parse_pool("smollm2-moe:experts=16:top-k=1") == expected
+    for spec, target in (
+        ("smollm2-moe", "upcycled:8:2:smollm2-135m"),
+        ("smollm2-moe:top-k=4", "upcycled:8:4:smollm2-135m"),
+        ("smollm2-moe:experts=16:top-k=1", "upcycled:16:1:smollm2-135m"),
+    ):
+        sources = parse_pool(spec)
+        assert sources["target"] == target
+        assert sources.keys() == {"eagle", "small", "mid", "target"}
 
 
 @pytest.mark.parametrize(

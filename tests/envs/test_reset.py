@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specgym.engine.decoding import DecodeRequest
 from specgym.engine.types import SamplingParams
 
 # Reset
@@ -17,6 +18,20 @@ def test_a_request_given_to_reset_is_decoded_and_the_stream_goes_on_after_it(
     assert list(dict.fromkeys(episode.column("request_id"))) == ["given", ids[0]]
     assert episode.reset_info["num_prompt"] == 5
     assert env.reset()[1]["request_id"] == ids[1]
+
+
+def test_token_ids_given_to_reset_are_decoded_with_their_own_budget_and_ends(make_env, play):
+    env = make_env()
+    prompt = env.pool.encode("one two one two")
+    whole = play(env, 0, seed=0, options={"request": DecodeRequest(prompt, 9)})
+    assert whole.reset_info["request_id"] == "given"
+    assert (whole.reset_info["num_prompt"], whole.reset_info["max_new_tokens"]) == (15, 9)
+    output = whole.infos[-1]["output"]
+    assert len(output) == 9
+    ending = DecodeRequest(prompt, 9, eos_ids=frozenset(output[4:5]))
+    episode = play(env, 0, options={"request": ending})
+    assert episode.infos[-1]["output"] == output[: output.index(output[4]) + 1]
+    assert episode.terminated
 
 
 def test_the_same_seed_gives_the_same_episode_to_the_bit(make_env, play, by_chance):
@@ -103,6 +118,47 @@ def test_a_reset_that_fails_ends_the_episode(make_env, request_of, variant):
         env.step(0)
     env.reset()
     env.step(0)
+
+
+@pytest.mark.parametrize("name", ["draft", "mid", "target"])
+def test_a_reset_in_the_middle_of_an_iteration_starts_afresh(make_env, play, monkeypatch, name):
+    """A signal or a wrapper resets while a member's forward runs; the step then says it failed."""
+    env, wanted = make_env(), play(make_env(), 0, seed=3)
+    action = env.action_names.index("draft>mid@3")
+    env.reset(seed=0)
+    env.step(action)
+    member = env.pool.members[name]
+    forward = member.forward
+
+    def reset_within(*args, **kwargs):
+        monkeypatch.undo()
+        logits = forward(*args, **kwargs)
+        env.reset(seed=3)
+        raise KeyboardInterrupt if logits is not None else AssertionError
+
+    monkeypatch.setattr(member, "forward", reset_within)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(action)
+    assert env.state.num_generated(0) == 0
+    outputs, done = [], False
+    while not done:
+        *_, terminated, truncated, info = env.step(action if env.action_masks()[action] else 0)
+        done = terminated or truncated
+        outputs = info.get("output", outputs)
+    assert outputs == wanted.infos[-1]["output"]
+
+
+@pytest.mark.parametrize("controller_action", ["ngram@3", "draft>mid@3"])
+def test_a_reset_between_steps_leaves_nothing_of_the_dropped_request(
+    make_env, play, controller_action
+):
+    env, wanted = make_env(), play(make_env(), 0, seed=3)
+    action = env.action_names.index(controller_action)
+    for steps in range(1, 5):
+        env.reset(seed=steps)
+        for _ in range(steps):
+            env.step(action)
+        assert play(env, action, seed=3).infos[-1]["output"] == wanted.infos[-1]["output"]
 
 
 # Sharing

@@ -21,7 +21,7 @@ from specgym.engine.decoding import DecodeRequest
 from specgym.engine.distill import measure
 from specgym.engine.eagle import load_eagle
 from specgym.engine.eagle_training import EagleTrainee
-from specgym.engine.pool import load_pool
+from specgym.engine.loading import load_pool
 from specgym.engine.sources import load_source
 from specgym.engine.students import load_student
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer

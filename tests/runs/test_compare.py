@@ -27,6 +27,7 @@ ENTRY_KEYS = {
     "speedup_vs_fast",
     "end_to_end_speedup",
     "share_k0",
+    "share_chains",
     "mean_accepted",
     "controller_seconds",
 }
@@ -75,6 +76,7 @@ def test_all_controllers_head_to_head(command, tmp_path, capsys):
     assert set(results["controllers"]) == set(CONTROLLERS)
     assert all(set(entry) == ENTRY_KEYS for entry in results["controllers"].values())
     assert results["controllers"]["none"]["speedup"] == 1.0
+    assert results["controllers"]["none"]["share_chains"] == {"target": 1.0}
     assert results["controllers"]["none"]["share_k0"] == {"chosen": 1.0, "executed": 1.0}
     lossless = results["lossless"]
     assert lossless["checked"] == lossless["identical"] == 3 * len(CONTROLLERS)

@@ -12,6 +12,7 @@ def record(seconds: float, tokens: int, action: int = 1) -> RequestRecord:
         "tokens": tokens,
         "action": action,
         "executed_action": action,
+        "chain": "draft>target" if action else "target",
         "accepted": tokens - 1,
         "controller_seconds": 0.001,
     }
@@ -51,6 +52,7 @@ def test_summary_counts_worst_request_and_fast_baseline_per_token():
     assert entry["end_to_end_speedup"] == pytest.approx(3.0 / 3.5)
     assert entry["share_k0"] == {"chosen": 0.0, "executed": 0.0}
     assert entry["mean_accepted"] == 3.0
+    assert entry["share_chains"] == {"draft>target": 1.0}
 
 
 def test_table_of_plain_decoding_alone_has_no_nan():

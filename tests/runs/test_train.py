@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from specgym.agents.ppo import PPOConfig, PPOController, newest_checkpoint
-from specgym.engine.pool import load_pool
+from specgym.engine.loading import load_pool
 from specgym.envs import SpecDecodeEnv
 from specgym.runs.cli import main
 from specgym.runs.loop import run_request
