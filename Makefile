@@ -1,11 +1,11 @@
-# make demo | test | check | bench | wheel: each sets up what it needs.
+# make demo | test | check | bench | architectures | wheel: each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine envs agents baselines runs
 
-.PHONY: demo test check lint types bench wheel clean
+.PHONY: demo test check lint types bench architectures wheel clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -36,6 +36,10 @@ types: $(INSTALLED)
 bench: $(INSTALLED)
 	mkdir -p build
 	$(BIN)/specgym bench decode --json build/bench-decode.json
+
+# docs/architectures.md, from the tests that pass
+architectures: $(INSTALLED)
+	$(BIN)/python -m pytest tests/engine/test_architectures.py --write-docs
 
 wheel: $(INSTALLED)
 	rm -rf build/lib build/bdist.* dist

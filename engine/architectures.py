@@ -9,29 +9,47 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")  # the masks a window comes with
+STATEFUL_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 
 
 def refuse_unmaskable(name: str, model: PreTrainedModel) -> None:
     """Raises for an architecture that a masked cache with holes cannot drive.
 
     Raises:
-        ValueError: If the model keeps a recurrent state, attends in a pattern that is neither full
-            nor sliding, or knows where a token stands by its slot instead of its position id.
+        ValueError: If the model keeps a recurrent state or no cache, attends in a pattern that is
+            neither full nor sliding, or knows where a token stands by its slot instead of its
+            position id.
     """
     config = model.config.get_text_config()
-    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_LAYERS))
-    if foreign or getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"member {name!r}: {type(model).__name__} has layers whose memory cannot be rolled "
-            f"back when drafted tokens are rejected ({', '.join(foreign) or 'recurrent state'}); "
-            f"use a model with full or sliding attention in every layer"
+    takes = inspect.signature(model.forward).parameters
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_LAYERS))
+    states = [kind for kind in kinds if kind in STATEFUL_LAYERS]
+    if states or getattr(model, "_is_stateful", False):
+        reason = (
+            f"has layers whose memory cannot be rolled back when drafted tokens are rejected "
+            f"({', '.join(states) or 'recurrent state'}); use a model with full or sliding "
+            f"attention in every layer"
         )
-    by_id = "position_ids" in inspect.signature(model.forward).parameters
-    if not by_id or getattr(config, "alibi", False):
-        raise ValueError(
-            f"member {name!r}: {type(model).__name__} counts positions by cache slot (ALiBi), "
-            f"which rejected tokens would shift; use a model that takes position_ids"
+    elif kinds:
+        reason = (
+            f"attends in a pattern for which the cache has no mask ({', '.join(kinds)}); use a "
+            f"model with full or sliding attention in every layer"
         )
+    elif not takes.keys() & {"cache", "past_key_values"}:
+        reason = "keeps no keys and values, so each token costs the whole text; use one that does"
+    elif "position_ids" not in takes or getattr(config, "alibi", False):
+        reason = (
+            "counts positions by cache slot (ALiBi, or no position_ids), which rejected tokens "
+            "would shift; use a model that takes position_ids"
+        )
+    elif "local" in (getattr(config, "attention_layers", None) or ()):
+        reason = (
+            "counts the windows of its local layers by cache slot, which rejected tokens would "
+            "shift; use a model whose windows go by the mask"
+        )
+    else:
+        return
+    raise ValueError(f"member {name!r}: {type(model).__name__} {reason}")
 
 
 class FrozenRotary(nn.Module):

@@ -1,4 +1,4 @@
-"""Speed only, never semantics: packed CPU linears and a lean forward for Llama models.
+"""Speed only, never semantics: packed CPU linears and a lean forward for Llama-shaped models.
 
 Legend: B batch, T tokens, H query heads, G key/value heads, D head size, S attended slots.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, MixtralForCausalLM
 
 logger = logging.getLogger(__name__)
 PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
@@ -65,6 +64,14 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
     return functools.partial(F.linear, weight=weight, bias=bias)
 
 
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is torch's own linear over a weight of numbers: not quantised, not adapted.
+
+    Quantised linears may be another class, or torch's own over a weight of another class.
+    """
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter
+
+
 def pack_linears(model: nn.Module) -> int:
     """Replaces the model's linears by packed ones; returns how many.
 
@@ -73,22 +80,10 @@ def pack_linears(model: nn.Module) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and packing_works(child.weight.dtype):
+            if is_plain_linear(child) and packing_works(child.weight.dtype):
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
                 count += 1
     return count
-
-
-def is_lean(model: Any) -> bool:
-    """Whether ``LeanLlama`` computes this model: a plain Llama or Mixtral with SiLU."""
-    is_known = type(model) in (LlamaForCausalLM, MixtralForCausalLM)
-    if not is_known or model.config.hidden_act != "silu":
-        return False
-    if getattr(model.config, "sliding_window", None) is not None:
-        return False
-    # Quantised and adapted linears are other classes: they keep transformers' own forward.
-    projections = [m for n, m in model.named_modules() if n.endswith(("_proj", "lm_head"))]
-    return all(type(each) is nn.Linear for each in projections)
 
 
 class KeyValues(Protocol):
@@ -104,6 +99,8 @@ class KeyValues(Protocol):
 class LeanLlama:
     """The forward of a Llama, one function per layer, with fused q/k/v and gate/up linears.
 
+    Models of Llama's shape differ in two functions of their layers, given when it is made.
+
     Same numbers as transformers' forward up to rounding (tested), in about two thirds of its time
     at one token: what is saved is Python and small operations. The query heads that share a
     key/value head are folded into the token dimension, so keys and values are never repeated.
@@ -112,12 +109,19 @@ class LeanLlama:
         model: The transformers model; its linears are replaced, so it must not be used after.
         feed_forward: Makes a layer's feed-forward block, [..., hidden] -> [..., hidden], from
             transformers' one; None is the dense one.
+        project: Makes a layer's projection to queries, keys and values in front of the rotation,
+            [..., hidden] -> [..., (H + 2G) D], from transformers' attention; None is the plain one.
 
     Raises:
         ValueError: If another member has taken the model over.
     """
 
-    def __init__(self, model: Any, feed_forward: Callable[[Any], Callable] | None = None):
+    def __init__(
+        self,
+        model: Any,
+        feed_forward: Callable[[Any], Callable] | None = None,
+        project: Callable[[Any], Callable] | None = None,
+    ):
         config = model.config
         if len(model.model.layers) != config.num_hidden_layers:
             raise ValueError(
@@ -130,11 +134,15 @@ class LeanLlama:
             config.hidden_size // config.num_attention_heads
         )
         self.hidden_size = config.hidden_size
+        self.layer_types: Sequence[str] = getattr(config, "layer_types", None) or ()
         self.embedding = model.model.embed_tokens.weight
         self.rotary = model.model.rotary_emb
         self.final_norm = model.model.norm.weight
-        make = feed_forward or FeedForward
-        self.layers = [LeanLayer(layer, make(layer.mlp)) for layer in model.model.layers]
+        make, project = feed_forward or FeedForward, project or fuse_qkv
+        self.layers = [
+            LeanLayer(layer, project(layer.self_attn), make(layer.mlp))
+            for layer in model.model.layers
+        ]
         self.head = linear(model.lm_head.weight, model.lm_head.bias)
         if model.lm_head.weight is not self.embedding:  # an unpacked copy that nobody reads
             model.lm_head = nn.Identity()
@@ -144,7 +152,7 @@ class LeanLlama:
         self,
         tokens_BT: torch.Tensor,
         positions_BT: torch.Tensor,
-        mask_B1TS: torch.Tensor,
+        mask_B1TS: torch.Tensor | Mapping[str, torch.Tensor],
         cache: KeyValues,
         *,
         need_logits: bool,
@@ -157,22 +165,33 @@ class LeanLlama:
         self,
         tokens_BT: torch.Tensor,
         positions_BT: torch.Tensor,
-        mask_B1TS: torch.Tensor,
+        mask_B1TS: torch.Tensor | Mapping[str, torch.Tensor],
         cache: KeyValues,
         taps: tuple[int, ...] = (),
     ) -> list[torch.Tensor]:
-        """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head."""
+        """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head.
+
+        The mask is additive; one per layer type where a model mixes them.
+        """
         x = F.embedding(tokens_BT, self.embedding)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
-        folded_mask = fold_mask(mask_B1TS, self.num_heads // self.num_kv_heads)
+        masks = self.fold(mask_B1TS)
         tapped = []
         for index, layer in enumerate(self.layers):
             if index in taps:
                 tapped.append(x)
-            x = x + self.attend(layer, x, (cos, sin), folded_mask, cache, index)
+            x = x + self.attend(layer, x, (cos, sin), masks[index], cache, index)
             normed = F.rms_norm(x, (self.hidden_size,), layer.mlp_norm, self.eps)
             x = x + layer.feed_forward(normed)
         return [*tapped, F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps)]
+
+    def fold(self, mask: torch.Tensor | Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The mask of each layer, as ``attend_folded`` takes it; alike layers share it."""
+        groups = self.num_heads // self.num_kv_heads
+        if isinstance(mask, torch.Tensor):
+            return [fold_mask(mask, groups)] * len(self.layers)
+        folded = {kind: fold_mask(each, groups) for kind, each in mask.items()}
+        return [folded[kind] for kind in self.layer_types]
 
     def attend(
         self,
@@ -202,12 +221,11 @@ class LeanLlama:
 class LeanLayer:
     """One decoder layer's weights, fused and packed; the original linears are let go."""
 
-    def __init__(self, layer: Any, feed_forward: Callable):
-        attention = layer.self_attn
+    def __init__(self, layer: Any, qkv: Callable, feed_forward: Callable):
         self.attention_norm = layer.input_layernorm.weight
         self.mlp_norm = layer.post_attention_layernorm.weight
-        self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = fuse(attention.o_proj)
+        self.qkv = qkv
+        self.output = fuse(layer.self_attn.o_proj)
         self.feed_forward = feed_forward
 
 
@@ -229,6 +247,11 @@ def fuse(*linears: nn.Linear) -> Callable:
     weight = torch.cat([each.weight.detach() for each in linears])
     has_bias = linears[0].bias is not None
     return linear(weight, torch.cat([each.bias for each in linears]) if has_bias else None)
+
+
+def fuse_qkv(attention: Any) -> Callable:
+    """A layer's projection to queries, keys and values in one linear, [..., (H + 2G) D]."""
+    return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
 
 
 def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
-from specgym.engine.kernels import LeanLlama, is_lean, last_rows, pack_linears, widen
-from specgym.engine.moe import ExpertDispatch, ExpertShape, LeanMixture, hook_experts
+from specgym.engine.kernels import last_rows, pack_linears, widen
+from specgym.engine.lean import make_lean
+from specgym.engine.moe import ExpertShape, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
@@ -80,7 +81,7 @@ class ModelMember:
         if self.experts is not None:
             idle_share = 1.0 - self.experts.experts_per_token / self.experts.num_experts
             self.num_active_parameters -= round(idle_share * num_in_experts)
-        self.lean = make_lean(model, self.dispatch) if lean else None
+        self.lean = make_lean(model) if lean else None
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
         self.model = model
@@ -186,7 +187,6 @@ class ModelMember:
         entries ``last`` where it is given.
         """
         if self.lean is not None:
-            assert isinstance(mask, torch.Tensor)
             inner = [tap for tap in self.taps if tap < self.num_layers]
             states = self.lean.states(tokens_BT, positions_BT, mask, memory, tuple(inner))
             read = states[-1] if last is None else states[-1][last][:, None]
@@ -222,13 +222,6 @@ def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[in
     shared = set(model.get_input_embeddings().parameters()) if shares_embedding else set()
     own = [parameter for parameter in model.parameters() if parameter not in shared]
     return sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own)
-
-
-def make_lean(model: PreTrainedModel, dispatch: ExpertDispatch | None) -> LeanLlama | None:
-    """The fused forward of the architectures that have one."""
-    if not is_lean(model):
-        return None
-    return LeanLlama(model, None if dispatch is None else LeanMixture)
 
 
 class NGramIndex:

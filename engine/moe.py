@@ -296,25 +296,4 @@ def shape_of(model: PreTrainedModel, num_experts: int) -> ExpertShape:
     return ExpertShape(num_experts, per_token, next(filter(None, num_shared), int(has_one)))
 
 
-class LeanMixture:
-    """A Mixtral block for the lean forward: router and experts in one function.
-
-    Args:
-        block: The block; its router is packed.
-    """
-
-    def __init__(self, block: Any):
-        self.router = linear(block.gate.weight)
-        self.per_token = block.gate.top_k
-        self.experts = block.experts
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output, [B, T, H]. The chosen experts' weights sum to 1."""
-        rows_NH = x.view(-1, x.shape[-1])
-        logits_NE, order_NE = self.router(rows_NH).float().sort(descending=True, stable=True)
-        weights_NK = logits_NE[:, : self.per_token].softmax(dim=-1)
-        chosen_NK = order_NE[:, : self.per_token]
-        return dispatch_experts(self.experts, rows_NH, chosen_NK, weights_NK).view_as(x)
-
-
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, dispatch_experts)

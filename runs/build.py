@@ -25,7 +25,8 @@ from specgym.engine.corpus import (
 from specgym.engine.distill import Trainee, fit, frequent_tokens, num_trained_steps
 from specgym.engine.eagle import save_eagle
 from specgym.engine.eagle_training import EagleTrainee, init_eagle
-from specgym.engine.kernels import LeanLlama, is_lean
+from specgym.engine.kernels import LeanLlama
+from specgym.engine.lean import is_lean
 from specgym.engine.loading import eos_ids_of
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.student_training import StudentTrainee, make_mid, make_small

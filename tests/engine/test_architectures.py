@@ -1,21 +1,51 @@
-"""Architectures of transformers under the masked cache: the ones that work, and the refused."""
+"""Every architecture of the table: lossless on tiny random models, as `docs/architectures.md` says.
+
+`make architectures` runs these tests and writes the page from what passed.
+"""
 
 import functools
+import pathlib
+import random
 
 import pytest
 import torch
 import transformers
 
-from specgym.engine.cache import MaskedLayer
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
-from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama
+from specgym.engine.testing import decode, perturbed, random_plans
 from specgym.engine.types import Plan
 
-VOCAB, BUDGET, WINDOW = 61, 24, 16
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "architectures.md"
+INTRODUCTION = """# Architectures
+
+Written by `make architectures` from tests on tiny random models
+(`tests/engine/test_architectures.py`): a cell says yes when its test passed, and has a dash where
+there is nothing to test. Others of transformers may work too.
+
+- *forward*: lean is one function per layer with fused linears, hooked is transformers' own.
+- *plain*: plain decoding gives the tokens of transformers' greedy `generate`, fp32.
+- *chains*: so does every chain with a random K at every step, in exact and in fast mode.
+- *window*: both hold when the text grows past a sliding window's edge.
+- *LongRoPE*: both hold when it crosses the border where LongRoPE changes its factors; a request
+  has the factors of its full length from the start, so the reference is transformers' greedy
+  decoding without a cache under those.
+- *batch*: rows that accept different lengths give the tokens they give alone, fp32.
+- *bf16*: in exact mode, any plans give plain decoding's tokens and keys and values, bit for bit.
+
+Refused when the pool is built, with the reason (`tests/engine/test_refusals.py`): recurrent,
+convolutional and linear-attention states, which cannot be rolled back (Mamba, RWKV, xLSTM,
+Falcon-H1, Qwen3-Next, Jamba, Bamba, Zamba2, RecurrentGemma, LFM2, MiniMax, Kimi Linear, ...);
+chunked or indexed attention (Llama 4); positions counted by cache slot (ALiBi, GPT-Neo's local
+windows); dynamic rotary scaling; models without a cache. Quantised weights go through the hooked
+forward; a GGUF file is dequantised when it is loaded.
+
+"""
+COLUMNS = ("architecture", "forward", "plain", "chains", "window", "LongRoPE", "batch", "bf16")
+VOCAB, BUDGET, WINDOW, BORDER = 61, 24, 16, 20
 PROMPT = (17, 3, 44, 8, 25, 17, 3, 51, 30)
-MIXED = ["sliding_attention", "full_attention"]
+CHAINS = (("ngram", "target"), ("draft", "target"), ("ngram", "draft", "target"))
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -30,18 +60,12 @@ COMMON = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-GPT2 = {
-    "vocab_size": VOCAB,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LATENT = {
+GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": None}
+LOCAL = COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = COMMON | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+LATENT = COMMON | {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 16,
     "n_routed_experts": 4,
@@ -56,84 +80,80 @@ LATENT = {
     "qk_nope_head_dim": 4,
     "v_head_dim": 8,
 }
-CONFIGS = {
-    "llama": ("LlamaConfig", COMMON),
-    "mistral-past-its-window": ("MistralConfig", COMMON | {"sliding_window": WINDOW}),
-    "qwen2": ("Qwen2Config", COMMON),
-    "qwen2-mixed": (
-        "Qwen2Config",
-        COMMON | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3Config", COMMON | {"head_dim": 8}),
-    "gemma3-mixed": (
-        "Gemma3TextConfig",
-        COMMON | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED},
-    ),
-    "gpt2": ("GPT2Config", GPT2),
-    "phi3-past-its-window": ("Phi3Config", COMMON | {"sliding_window": WINDOW}),
-    "mixtral": ("MixtralConfig", COMMON | EXPERTS),
-    "gpt-oss-mixed-eager": (
-        "GptOssConfig",
-        COMMON
-        | EXPERTS
-        | {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-    ),
-    "deepseek-v3-latent": ("DeepseekV3Config", COMMON | LATENT),
+PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+ARCHITECTURES = {
+    "Llama": ("LlamaConfig", COMMON),
+    "Mistral": ("MistralConfig", COMMON | {"sliding_window": None}),
+    "Qwen2": ("Qwen2Config", COMMON),
+    "Qwen3": ("Qwen3Config", COMMON | {"head_dim": 8}),
+    "Gemma 3": ("Gemma3TextConfig", COMMON | MIXED | {"query_pre_attn_scalar": 8}),
+    "Phi-3": ("Phi3Config", COMMON),
+    "GPT-2": ("GPT2Config", GPT2),
+    "Mixtral": ("MixtralConfig", LOCAL | {"head_dim": 8}),
+    "OLMoE": ("OlmoeConfig", EXPERTS),
+    "Qwen2-MoE": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "Qwen3-MoE": ("Qwen3MoeConfig", EXPERTS | {"head_dim": 8, "norm_topk_prob": True}),
+    "PhiMoE": ("PhimoeConfig", LOCAL),
+    "DeepSeek-V2": ("DeepseekV2Config", LATENT),
+    "DeepSeek-V3": ("DeepseekV3Config", LATENT),
+    "gpt-oss": ("GptOssConfig", LOCAL | MIXED | PLAIN_ROPE),
 }
+LEAN = {"Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "OLMoE", "Qwen2-MoE", "Qwen3-MoE"}
+SHORT_WINDOW = {"sliding_window": WINDOW}
+SWITCHED_ON = SHORT_WINDOW | {"use_sliding_window": True, "max_window_layers": 1}
+WINDOWS = dict.fromkeys(
+    ("Mistral", "Gemma 3", "Phi-3", "Mixtral", "PhiMoE", "gpt-oss"), SHORT_WINDOW
+) | dict.fromkeys(("Qwen2", "Qwen3", "Qwen2-MoE", "Qwen3-MoE"), SWITCHED_ON)
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0] * 4,
     "long_factor": [4.0, 3.0, 2.0, 1.5],
     "factor": 4.0,
-    "original_max_position_embeddings": 64,
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": BORDER,
 }
-REFUSED = {
-    "mamba": ("MambaConfig", {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1}),
-    "llama4-chunked": (
-        "Llama4TextConfig",
-        COMMON | {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2},
-    ),
-    "bloom-alibi": ("BloomConfig", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 1}),
-    "mpt-alibi": ("MptConfig", {"vocab_size": VOCAB, "d_model": 32, "n_layers": 1, "n_heads": 4}),
-    "falcon-alibi": (
-        "FalconConfig",
-        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "alibi": True}
-        | {"num_attention_heads": 4},
-    ),
-    "llama-dynamic-rope": (
-        "LlamaConfig",
-        COMMON | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-    ),
+LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": BORDER}
+VARIANTS = {
+    "plain": {name: {} for name in ARCHITECTURES},
+    "window": WINDOWS,
+    "LongRoPE": dict.fromkeys((*sorted(LEAN), "Phi-3", "PhiMoE"), LONG),
 }
+CASES = [(name, variant) for variant, names in VARIANTS.items() for name in names]
+HARDEST = [(name, "window" if name in WINDOWS else "plain") for name in ARCHITECTURES]
 
 
-def build(config_name, options):
-    """A random model in fp32."""
-    config = getattr(transformers, config_name)(**options)
+def build(name, variant, dtype=torch.float32):
+    """A random model."""
+    config_name, options = ARCHITECTURES[name]
+    config = getattr(transformers, config_name)(**options | VARIANTS[variant][name])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return model.float().eval().requires_grad_(False)
-
-
-def pool_of(model):
-    """Prompt lookup, a perturbed twin and the model, all driven through its own forward."""
-    twin = perturbed(model, 0.1, 1)
-    return ModelPool(
-        [
-            NGramMember(),
-            ModelMember("draft", twin, lean=False),
-            ModelMember("target", model, lean=False),
-        ]
-    )
+        for key, value in model.named_parameters():
+            if "experts." in key or ".gate." in key or ".router." in key:  # some are left empty
+                value.data.normal_(0.0, 0.2)
+    return model.to(dtype).eval().requires_grad_(False)
 
 
 @functools.cache
-def generated(name):
+def pool_of(name, variant, dtype=torch.float32):
+    """Prompt lookup, a perturbed twin on transformers' own forward, and the model."""
+    model = build(name, variant)
+    draft = ModelMember("draft", perturbed(model, 0.1, 1).to(dtype), lean=False)
+    return ModelPool([NGramMember(), draft, ModelMember("target", model.to(dtype))], chains=CHAINS)
+
+
+@functools.cache
+def expected_tokens(name, variant):
     """Transformers' own greedy tokens after the prompt."""
-    model = build(*CONFIGS[name])
+    model = build(name, variant)
+    if variant == "LongRoPE":  # every step over the full length, which sets the factors
+        text = torch.tensor([[*PROMPT, *[0] * BUDGET]])
+        for place in range(len(PROMPT), text.shape[1]):
+            text[0, place] = model(text, use_cache=False).logits[0, place - 1].argmax()
+        return text[0, len(PROMPT) :].tolist()
     output = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
@@ -144,113 +164,93 @@ def generated(name):
     return output[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_plain_decoding_is_transformers_greedy_and_any_plans_are_plain(name):
-    expected = generated(name)
+def applicable(name):
+    """The cells of an architecture's row when all is well."""
+    has = {"forward": "lean" if name in LEAN else "hooked"}
+    has |= {column: "-" for column, names in VARIANTS.items() if name not in names}
+    return [name, *(has.get(column, "yes") for column in COLUMNS[1:])]
+
+
+def found(row, passed):
+    """The cells of a row as they were found, after its name."""
+    cells = zip(row[1:], COLUMNS[1:], strict=True)
+    return [
+        cell if cell == "-" or (row[0], column) in passed else "**no**" for cell, column in cells
+    ]
+
+
+def render(rows):
+    """The page."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return INTRODUCTION + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+@pytest.fixture(scope="module")
+def passed():
+    """Cells (architecture, column) whose tests passed."""
+    return set()
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_plain_decoding_is_transformers_greedy(name, variant, passed):
+    expected = expected_tokens(name, variant)
     assert len(expected) == BUDGET
     assert len(set(expected)) > 2
-    pool = pool_of(build(*CONFIGS[name]))
-    request = DecodeRequest(PROMPT, BUDGET)
-    assert decode(pool, [request], exact=False)[0].output() == expected
+    pool = pool_of(name, variant)
     for exact in (True, False):
-        state, results = decode(pool, [request], random_plans(pool, 1), exact=exact)
-        assert state.output() == expected
-        assert any(result.num_drafted > result.num_accepted for result in results)
+        assert decode(pool, [DecodeRequest(PROMPT, BUDGET)], exact=exact)[0].output() == expected
+    assert (pool.model("target").lean is not None) == (name in LEAN)
+    passed |= {(name, "forward"), (name, "plain")} if variant == "plain" else set()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_batch_with_holes_decodes_each_row_as_if_alone(name):
-    pool = pool_of(build(*CONFIGS[name]))
-    requests = [DecodeRequest(PROMPT[start:], BUDGET) for start in (0, 3, 8)]
-    alone = [generated(name), *(decode(pool, [each])[0].output() for each in requests[1:])]
-    state, results = decode(pool, requests, random_plans(pool, 2))
-    assert [state.output(row) for row in range(3)] == alone
-    assert any(result.num_drafted > result.num_accepted for result in results)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_architectures_that_rollback_would_corrupt_are_refused_at_build(name):
-    with pytest.raises(ValueError, match=r"member 'small': .*(rolled back|ALiBi|'dynamic')"):
-        ModelMember("small", build(*REFUSED[name]))
-
-
-def test_learned_positions_decode_up_to_the_last_one():
-    """Pads of the last windows count past the table of positions; they must not be looked up."""
-    pool = pool_of(build(*CONFIGS["gpt2"]))
-    prompt = tuple(range(50))
-    for exact in (True, False):
-        expected, _ = decode(pool, [DecodeRequest(prompt, 99)], exact=exact)
-        assert len(expected.output()) == 14
-        assert expected.finish_reasons == ["context"]
-        rows = [DecodeRequest(prompt, 99), DecodeRequest((5,), 20)]
-        state, _ = decode(pool, rows, random_plans(pool, 0), exact=exact)
-        assert state.output(0) == expected.output()
-
-
-def test_longrope_factors_are_frozen_per_request():
-    """Windows that end beyond the border, or do not, must not turn tokens another way."""
-    options = COMMON | {"max_position_embeddings": 256, "rope_parameters": LONGROPE}
-    model = build("Phi3Config", options | {"original_max_position_embeddings": 64})
-    pool = pool_of(model)
-    for prompt, budget in ((PROMPT, 20), (PROMPT * 6, 20)):
-        request = DecodeRequest(prompt, budget)
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_every_chain_with_any_k_is_plain_decoding(name, variant, passed):
+    pool, rng, tried = pool_of(name, variant), random.Random(0), []
+    for chain in pool.chains:
         for exact in (True, False):
-            plain, _ = decode(pool, [request], exact=exact)
-            for seed in range(3):
-                state, _ = decode(pool, [request], random_plans(pool, seed), exact=exact)
-                assert state.output() == plain.output()
+            state, results = decode(
+                pool,
+                [DecodeRequest(PROMPT, BUDGET)],
+                lambda state: Plan(chain, rng.choice(pool.k_values)),  # noqa: B023
+                exact=exact,
+            )
+            assert state.output() == expected_tokens(name, variant)
+            tried += results
+    assert any(result.num_accepted for result in tried)
+    assert any(result.num_drafted > result.num_accepted for result in tried)
+    passed.add((name, "chains" if variant == "plain" else variant))
 
 
-def test_longrope_uses_the_factors_of_the_requests_length():
-    options = COMMON | {"max_position_embeddings": 256, "rope_parameters": LONGROPE}
-    options |= {"original_max_position_embeddings": 64}
-    member = ModelMember("target", build("Phi3Config", options))
-    reference = build("Phi3Config", options)
-    tokens = tuple(i * 7 % VOCAB for i in range(80))
-    for num_tokens, num_slots in ((40, 64), (80, 128), (30, 64)):
-        memory = member.new_memory(1, num_slots)
-        logits = member.forward(memory, [tokens[:num_tokens]])
-        expected = reference(torch.tensor([tokens[:num_tokens]])).logits
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+@pytest.mark.parametrize(("name", "variant"), HARDEST)
+def test_a_batch_with_holes_decodes_each_row_as_if_alone(name, variant, passed):
+    pool = pool_of(name, variant)
+    requests = [DecodeRequest(PROMPT[start:], BUDGET) for start in (0, 3, 8)]
+    alone = [decode(pool, [each])[0].output() for each in requests[1:]]
+    state, results = decode(pool, requests, random_plans(pool, 2))
+    outputs = [state.output(row) for row in range(3)]
+    assert outputs == [expected_tokens(name, variant), *alone]
+    assert any(result.num_drafted > result.num_accepted for result in results)
+    passed.add((name, "batch"))
 
 
-def test_every_layer_of_a_forward_sees_one_position_vector_and_one_write_position(monkeypatch):
-    model, seen, used = tiny_llama(num_layers=3), [], []
-    pool = pool_of(model)
-    for layer in model.model.layers:
-        layer.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(kwargs["position_embeddings"]),
-            with_kwargs=True,
-        )
-    state, _ = decode(pool, [DecodeRequest(PROMPT, 4), DecodeRequest(PROMPT[5:], 9)])
-    memory = state.memories["target"]
-    update = MaskedLayer.update
-
-    def watched(self, *states, **options):
-        used.append(self.owner.num_used)
-        return update(self, *states, **options)
-
-    monkeypatch.setattr(MaskedLayer, "update", watched)
-    seen.clear()
-    memory.keep([6, 4])
-    pool.model("target").forward(memory, [[1, 2, 3], [4]])
-    assert used == [6, 6, 6]
-    assert len(seen) == 3
-    wanted = model.model.rotary_emb(torch.zeros(1, 1, 8), torch.tensor([[6, 7, 8], [4, 5, 6]]))
-    for cos, sin in seen:
-        assert torch.equal(cos, wanted[0])
-        assert torch.equal(sin, wanted[1])
+@pytest.mark.parametrize(("name", "variant"), HARDEST)
+def test_bf16_in_exact_mode_gives_the_same_bits_under_any_plans(name, variant, passed):
+    pool = pool_of(name, variant, torch.bfloat16)
+    plain, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)])
+    held = len(PROMPT) + BUDGET - 1
+    for seed in range(2):
+        state, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)], random_plans(pool, seed))
+        assert state.output() == plain.output()
+        memories = [each.memories["target"].buffers for each in (state, plain)]
+        for ours, theirs in zip(*memories, strict=True):
+            for a, b in zip(ours.states(), theirs.states(), strict=True):
+                assert torch.equal(a[:, :, :held], b[:, :, :held])
+    passed.add((name, "bf16"))
 
 
-def test_a_plan_over_a_mixed_architecture_chain_is_lossless():
-    """Drafter, middle and target of three families with one vocabulary."""
-    members = [
-        ModelMember("draft", build(*CONFIGS["gpt2"])),
-        ModelMember("mid", perturbed(build(*CONFIGS["qwen3"]), 0.05, 1)),
-        ModelMember("target", build(*CONFIGS["qwen3"])),
-    ]
-    pool = ModelPool(members)
-    request = DecodeRequest(PROMPT, BUDGET)
-    state, results = decode(pool, [request], lambda state: Plan(("draft", "mid", "target"), 3))
-    assert state.output() == generated("qwen3")
-    assert any(result.num_accepted for result in results)
+def test_the_page_has_the_table_of_exactly_these_architectures(passed, request):
+    """Last in this file: with `--write-docs` it writes the page from the tests before it."""
+    rows = [applicable(name) for name in ARCHITECTURES]
+    if request.config.getoption("--write-docs"):
+        PAGE.write_text(render([[row[0], *found(row, passed)] for row in rows]))
+    assert PAGE.read_text() == render(rows)

@@ -4,21 +4,22 @@ import logging
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from specgym.engine import kernels
 from specgym.engine.kernels import (
     PackedLinear,
     fuse,
-    is_lean,
     linear,
     pack_linears,
     packing_works,
     rotate,
 )
+from specgym.engine.lean import is_lean
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import tiny_llama
 
@@ -52,24 +53,59 @@ VARIANTS = {
 }
 
 
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHARED = MIXTURE | {"shared_expert_intermediate_size": 40}
+SLIDING = {"sliding_window": 12, "use_sliding_window": True}
+FAMILIES = {  # class, options
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-sliding": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-mixed": ("Qwen2", SLIDING | {"max_window_layers": 1}),
+    "qwen2-sliding": ("Qwen2", SLIDING | {"max_window_layers": 0}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
+    "qwen3-mixed": ("Qwen3", SLIDING | {"head_dim": 8, "max_window_layers": 2}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral-sliding": ("Mixtral", {"num_local_experts": 4, "sliding_window": 12}),
+    "olmoe": ("Olmoe", MIXTURE),
+    "olmoe-normalised": ("Olmoe", MIXTURE | {"norm_topk_prob": True}),
+    "olmoe-clipped": ("Olmoe", MIXTURE | {"clip_qkv": 0.7, "attention_bias": True}),
+    "qwen2-moe": ("Qwen2Moe", SHARED),
+    "qwen2-moe-normalised": ("Qwen2Moe", SHARED | {"norm_topk_prob": True, "qkv_bias": False}),
+    "qwen2-moe-mixed": ("Qwen2Moe", SHARED | SLIDING),
+    "qwen2-moe-some-dense": ("Qwen2Moe", SHARED | {"decoder_sparse_step": 2}),
+    "qwen3-moe": ("Qwen3Moe", MIXTURE | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-sliding": ("Qwen3Moe", MIXTURE | SLIDING | {"head_dim": 8}),
+    "qwen3-moe-some-dense": ("Qwen3Moe", MIXTURE | {"head_dim": 8, "mlp_only_layers": [1]}),
+}
+
+
 def build(variant, dtype=torch.float32):
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(BASE | VARIANTS[variant])))
-    for name, weight in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:
-            weight.data += 0.1 * torch.randn_like(weight)
+    """A random model whose biases, norms and experts are no defaults."""
+    family, options = FAMILIES.get(variant) or ("Llama", VARIANTS[variant])
+    config = getattr(transformers, f"{family}Config")(**BASE | options)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                weight.data += 0.1 * torch.randn_like(weight)
+            elif "experts." in name or ".gate." in name:
+                weight.data.normal_(0.0, 0.2)
     return model.to(dtype).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *FAMILIES])
 def test_the_lean_forward_gives_the_logits_of_transformers(variant):
-    reference, member = build(variant), ModelMember("target", build(variant))
+    """In fp32, to 1e-5 where logits are about 1; past the window's edge where there is one."""
+    member = ModelMember("target", build(variant))
     assert member.lean is not None
     tokens = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
-    expected = reference(tokens).logits
+    expected = build(variant)(tokens).logits
     memory = member.new_memory(2, 64)
     windows = [member.forward(memory, tokens[:, a:b].tolist()) for a, b in ((0, 30), (30, 40))]
     torch.testing.assert_close(torch.cat(windows, dim=1), expected, atol=1e-5, rtol=0)
+    assert 0.2 < expected.std() < 5
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -84,9 +120,9 @@ def test_packed_members_give_the_logits_of_transformers_in_bfloat16(lean):
     assert (logits - exact).abs().mean() < 1.5 * scale
 
 
-def test_only_plain_llamas_are_lean():
+def test_only_known_families_with_silu_and_plain_linears_are_lean():
     assert is_lean(tiny_llama())
-    assert not is_lean(MistralForCausalLM(MistralConfig(**BASE)))
+    assert not is_lean(GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)))
     model = LlamaForCausalLM(LlamaConfig(**BASE, hidden_act="gelu"))
     assert not is_lean(model)
     assert ModelMember("target", model).lean is None

@@ -63,6 +63,7 @@ CONFIGS = {
 }
 PROMPT = (17, 3, 44, 8, 25, 17, 3, 51, 30, 9, 10, 11, 12)
 NAMES = ("mixtral", "olmoe", "qwen2-moe")
+LEAN = (*NAMES, "qwen3-moe")
 
 
 def build(name, seed=0, dtype=torch.float32, **changes):
@@ -78,9 +79,9 @@ def build(name, seed=0, dtype=torch.float32, **changes):
 
 
 def members(name, dtype=torch.float32, **changes):
-    """The forwards there are for this architecture: hooked, and lean for a Mixtral."""
+    """The forwards there are for this architecture: hooked, and lean for those of Llama's shape."""
     forms = [ModelMember("target", build(name, dtype=dtype, **changes), lean=False)]
-    if name == "mixtral":
+    if name in LEAN:
         forms.append(ModelMember("target", build(name, dtype=dtype, **changes)))
         assert forms[1].lean is not None
     return forms
@@ -267,7 +268,7 @@ def pool_of(name, dtype, lean=True):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_plans_give_the_tokens_of_plain_decoding(name, dtype):
-    for lean in (True, False) if name == "mixtral" else (False,):
+    for lean in (True, False):
         pool = pool_of(name, dtype, lean)
         request = DecodeRequest(PROMPT, 48)
         plain, _ = decode(pool, [request])

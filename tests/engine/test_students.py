@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.distill import Batch
-from specgym.engine.kernels import is_lean
+from specgym.engine.lean import is_lean
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.student_files import holds_student
