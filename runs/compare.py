@@ -48,7 +48,7 @@ FAST = "none (fast)"
 ALL_CONTROLLERS = (
     "none",
     "static:ngram@4",
-    "static:eagle@3",
+    "static:eagle@2",
     "random",
     "specrouter",
     "test-and-set",
