@@ -58,10 +58,11 @@ def utility_table(rows: Sequence[dict[str, Any]]) -> Table:
     )
     for header in ("target", "workload", "drafter"):
         table.add_column(header, no_wrap=True)
-    for k in dict.fromkeys(r["k"] for r in rows):
-        table.add_column(f"K={k}", justify="right")
+    drafted = [r for r in rows if r["k"]]  # K = 0 is 1 by definition
+    for k in dict.fromkeys(r["k"] for r in drafted):
+        table.add_column(f"K={k}", justify="right", no_wrap=True)
     for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in rows):
-        mine = [r for r in rows if (r["target"], r["workload"], r["drafter"]) == group]
+        mine = [r for r in drafted if (r["target"], r["workload"], r["drafter"]) == group]
         table.add_row(*group, *map(utility_cell, mine))
     return table
 

@@ -110,8 +110,8 @@ def demo() -> CompareConfig:
         controllers=ALL_CONTROLLERS,
         workload="all-4",
         num_requests=8,
-        train_steps=1536,
-        max_new_tokens=128,
+        train_steps=1024,
+        max_new_tokens=96,
         name="demo",
         overwrite=True,
         recipe="demo",
@@ -119,12 +119,13 @@ def demo() -> CompareConfig:
 
 
 def demo_moe() -> CompareConfig:
-    """The same controllers on the mixture of experts; fewer steps, as each takes longer."""
+    """The same controllers on the mixture of experts; less of it, as each step takes longer."""
     return dataclasses.replace(
         demo(),
         pool=MIXTURE_POOL,
-        train_steps=1024,
-        max_new_tokens=96,
+        num_requests=5,
+        train_steps=512,
+        max_new_tokens=64,
         name="demo-moe",
         recipe="demo-moe",
     )
