@@ -8,8 +8,9 @@ import torch
 
 from specgym.engine.checkpoints import hash_weights
 from specgym.engine.datawheel import hash_file
-from specgym.engine.eagle import WEIGHT_FILES, holds_eagle, load_eagle
+from specgym.engine.eagle import holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.hub import WEIGHT_FILES
 from specgym.engine.members import ModelMember
 from specgym.engine.sources import LoadedModel
 from specgym.engine.student_files import holds_student

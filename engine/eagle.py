@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specgym.engine.hub import WEIGHT_FILES
 from specgym.engine.kernels import rotate
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclasses.dataclass(frozen=True)

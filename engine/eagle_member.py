@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import attend_folded, fold_mask, last_rows, linear, pack_linears, widen
+from specgym.engine.kernels import (
+    attend_folded,
+    fold_mask,
+    last_rows,
+    linear,
+    pack_linears,
+    pad_tokens,
+    widen,
+)
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
@@ -155,9 +163,7 @@ class EagleMember:
         counts = [len(tokens) for tokens in fed]
         width = num_rows or max(counts)
         memory.make_room(width)
-        tokens_BT = torch.tensor(
-            [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], device=self.device
-        )
+        tokens_BT = pad_tokens(fed, width, self.device)
         positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
         folded_mask = fold_mask(memory.mask(counts, width), self.groups)
 

@@ -13,7 +13,7 @@ from specgym.engine.checkpoints import quiet_transformers
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HEAD_FILES = ("config.json", "*.safetensors", "*.bin")
 SHARD_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_hub_id(source: str) -> bool:
@@ -35,7 +35,7 @@ def find_cached(hub_id: str) -> Path | None:
             shards = set(json.loads((folder / name).read_text())["weight_map"].values())
             if all((folder / shard).is_file() for shard in shards):
                 return folder
-    return folder if any((folder / name).is_file() for name in SINGLE_FILES) else None
+    return folder if any((folder / name).is_file() for name in WEIGHT_FILES) else None
 
 
 def fetch_head(source: str) -> str:

@@ -268,6 +268,12 @@ def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int)
     return full.index_copy_(-1, draft_ids, logits)
 
 
+def pad_tokens(fed: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
+    """Token ids of a window, [B, width]: each row's tokens, then zeros."""
+    rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
+    return torch.tensor(rows, device=device)
+
+
 def last_rows(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each row's last real token stands in a window: rows and columns, [B] each."""
     columns = [max(count - 1, 0) for count in counts]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from specgym.engine.kernels import packing_works
 from specgym.engine.members import NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, Member, ModelPool
 from specgym.engine.recipes import RECIPES, split_recipe
-from specgym.engine.sources import SMOLLM2, load_source
+from specgym.engine.sources import SMOLLM2, LoadedModel, load_source
 from specgym.engine.upcycling import Upcycling, parse_upcycling
 from specgym.engine.vocabulary import check_tokenizers, count_tokens, make_member
 
@@ -130,29 +131,10 @@ def load_pool(
         if folders[name] is None
     }
     target = loaded["target"]
-    for name, drafter in loaded.items():
-        if drafter.tokenizer is not None and target.tokenizer is not None:
-            check_tokenizers(name, drafter.tokenizer, target.tokenizer)
-    num_tokens = None
-    if target.tokenizer is not None:
-        num_rows = target.model.config.get_text_config().vocab_size
-        num_tokens = count_tokens(target.tokenizer, num_rows)
-    members: list[Member] = [NGramMember()]
     drafters = {name: folder for name, folder in folders.items() if folder is not None}
-    bound = binding(target) if drafters else ""
-    for name, folder in drafters.items():  # before the target's own weights are packed
-        members.append(load_drafter(name, folder, target, bound, num_tokens))
-    # The target comes last whatever the order it was given in.
-    for name in sorted(loaded, key=lambda each: each == "target"):
-        each = loaded[name]
-        members.append(make_member(name, each.model, num_tokens, each.tokenizer, target.tokenizer))
-    if chains is None and (found := split_recipe(spec)) is not None:
-        chains = found[0].chains
-    if chains is None and spec.partition(":")[0] in BUILT_IN_POOLS:
-        chains = BUILT_IN_CHAINS
     return ModelPool(
-        members,
-        chains=chains,
+        load_members(loaded, drafters),
+        chains=default_chains(spec) if chains is None else chains,
         k_values=k_values,
         tokenizer=target.tokenizer,
         eos_ids=eos_ids_of(target.model, target.tokenizer),
@@ -162,6 +144,42 @@ def load_pool(
             **{name: each.fingerprint for name, each in loaded.items()},
         },
     )
+
+
+def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]) -> list[Member]:
+    """Prompt lookup, the trained drafters, and the models, which members take over; target last.
+
+    Args:
+        loaded: Models by name, the target among them.
+        drafters: Folders of trained drafters by name.
+
+    Raises:
+        ValueError: If a tokenizer differs, or a drafter was trained for another target.
+    """
+    target = loaded["target"]
+    for name, drafter in loaded.items():
+        if drafter.tokenizer is not None and target.tokenizer is not None:
+            check_tokenizers(name, drafter.tokenizer, target.tokenizer)
+    num_tokens = None
+    if target.tokenizer is not None:
+        num_rows = target.model.config.get_text_config().vocab_size
+        num_tokens = count_tokens(target.tokenizer, num_rows)
+    members: list[Member] = [NGramMember()]
+    bound = binding(target) if drafters else ""
+    for name, folder in drafters.items():  # before the target's own weights are packed
+        members.append(load_drafter(name, folder, target, bound, num_tokens))
+    # The target comes last whatever the order it was given in.
+    for name in sorted(loaded, key=lambda each: each == "target"):
+        each = loaded[name]
+        members.append(make_member(name, each.model, num_tokens, each.tokenizer, target.tokenizer))
+    return members
+
+
+def default_chains(spec: str) -> Sequence[tuple[str, ...]] | None:
+    """The chains that a recipe or a built-in pool names; None for a list of sources."""
+    if (found := split_recipe(spec)) is not None:
+        return found[0].chains
+    return BUILT_IN_CHAINS if spec.partition(":")[0] in BUILT_IN_POOLS else None
 
 
 def eos_ids_of(model: Any, tokenizer: Any) -> list[int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
-from specgym.engine.kernels import last_rows, pack_linears, widen
+from specgym.engine.kernels import last_rows, pack_linears, pad_tokens, widen
 from specgym.engine.lean import make_lean
 from specgym.engine.moe import ExpertShape, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
@@ -144,9 +144,7 @@ class ModelMember:
         counts = [len(tokens) for tokens in fed]
         width = num_rows or max(counts)
         memory.make_room(width)
-        tokens_BT = torch.tensor(
-            [[*tokens, *[0] * (width - len(tokens))] for tokens in fed], device=self.device
-        )
+        tokens_BT = pad_tokens(fed, width, self.device)
         ends = [memory.num_valid(row) + count for row, count in enumerate(counts)]
         assert max(ends) <= self.context_limit, f"{self.name}: {max(ends)} tokens overrun it"
         # Pads count on past a row's end: held back, a table of learned positions is not overrun.

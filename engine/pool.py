@@ -66,8 +66,7 @@ class ModelPool:
         wanted_chains = self.default_chains() if chains is None else chains
         self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
         check_vocabularies([m for m in members if isinstance(m, ModelMember)])
-        used = {name for chain in self.chains for name in chain}
-        heads = [m for m in members if isinstance(m, EagleMember) and m.name in used]
+        heads = [m for m in members if isinstance(m, EagleMember) and self.is_ready(m.name)]
         tap_target(self.model(target), heads)
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)

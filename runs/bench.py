@@ -68,59 +68,48 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
             print(USAGE)
             return
         raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
-    if arguments[0] == "drafters":
-        run_drafters(arguments[1:], parse, console)
+    name, rest = arguments[0], arguments[1:]
+    if name == "decode":
+        run_decode(rest, parse, console)
         return
-    if arguments[0] == "moe":
-        run_moe(arguments[1:], parse, console)
-        return
-    if arguments[0] == "soak":
-        run_soak(arguments[1:], parse, console)
-        return
-    config = parse("bench decode", arguments[1:], DecodeBench)
-    report: dict[str, Any] = {"rows": [], "ratios": {}}
-    try:
-        bench_decode(config, console, report)
-    finally:  # a stopped bench leaves what it has measured
-        show(report)
-        if config.json is not None:
-            write_json(config.json, report)
-
-
-def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
-    """Runs ``bench moe``, prints its tables, writes and plots them."""
-    from specgym.runs.bench_moe import MoeBench, bench_moe
-    from specgym.runs.bench_plot import plot_moe, show_moe
-
-    config = parse("bench moe", arguments, MoeBench)
-    report = bench_moe(config, console)
-    show_moe(report)
+    settings, measure, show_report = find_bench(name)
+    config = parse(f"bench {name}", rest, settings)
+    report = measure(config, console)
+    show_report(report)
     if config.json is not None:
         write_json(config.json, report)
-    if config.plot is not None:
+    if name == "moe" and config.plot is not None:
+        from specgym.runs.bench_plot import plot_moe
+
         plot_moe(report, config.plot)
 
 
-def run_drafters(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
-    """Runs ``bench drafters``, prints its table, writes it."""
-    from specgym.runs.bench_drafters import DrafterBench, bench_drafters, show_drafters
+def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable[..., None]]:
+    """A bench's settings, what measures, and what prints its report; imports only what it needs."""
+    if name == "drafters":
+        from specgym.runs.bench_drafters import DrafterBench, bench_drafters, show_drafters
 
-    config = parse("bench drafters", arguments, DrafterBench)
-    report = bench_drafters(config, console)
-    show_drafters(report)
-    if config.json is not None:
-        write_json(config.json, report)
+        return DrafterBench, bench_drafters, show_drafters
+    if name == "moe":
+        from specgym.runs.bench_moe import MoeBench, bench_moe
+        from specgym.runs.bench_plot import show_moe
 
-
-def run_soak(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
-    """Runs ``bench soak``, prints what it came to, writes it."""
+        return MoeBench, bench_moe, show_moe
     from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
 
-    config = parse("bench soak", arguments, SoakBench)
-    report = bench_soak(config, console)
-    show_soak(report)
-    if config.json is not None:
-        write_json(config.json, report)
+    return SoakBench, bench_soak, show_soak
+
+
+def run_decode(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench decode``; a stopped one leaves what it has measured."""
+    config = parse("bench decode", arguments, DecodeBench)
+    report: dict[str, Any] = {"rows": [], "ratios": {}}
+    try:
+        bench_decode(config, console, report)
+    finally:
+        show(report)
+        if config.json is not None:
+            write_json(config.json, report)
 
 
 def show(report: dict[str, Any]) -> None:
