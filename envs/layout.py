@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.members import NGramMember
 from specgym.engine.pool import Member, ModelPool
 from specgym.engine.types import Plan
 
@@ -57,7 +58,7 @@ class Layout:
     @staticmethod
     def of(pool: ModelPool) -> Layout:
         """The layout of a pool."""
-        lookup = [m.max_window for m in pool.members.values() if kind_of(m) == "ngram"]
+        lookup = [m.max_window for m in pool.members.values() if isinstance(m, NGramMember)]
         experts = pool.model(pool.target).experts
         return Layout(
             target=pool.target,
