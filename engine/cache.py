@@ -85,9 +85,14 @@ class MaskedKVCache(Cache):
         sliding_window: Window in positions of models that have one.
         name: The member it belongs to, for messages.
 
+    Attributes:
+        keeps_drafts: Whether what is drafted stays when it is accepted.
+
     Raises:
         EngineFault: If there is no memory for a buffer, here or when a layer's are made.
     """
+
+    keeps_drafts = True
 
     def __init__(
         self,
@@ -116,6 +121,11 @@ class MaskedKVCache(Cache):
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
         self.positions_BS = allocate(name, "positions", next(kinds), shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the mask lives."""
+        return self.valid_BS.device
 
     def num_valid(self, row: int) -> int:
         """Tokens a row holds: its logical length."""
@@ -218,7 +228,7 @@ class MaskedKVCache(Cache):
                 )
         for row, (slots, count) in enumerate(held):
             if count < len(slots):
-                self.valid_BS[row, slots[count:]] = False
+                self.valid_BS[row, slots[count] : slots[-1] + 1] = False
                 del slots[count:]
         self.truncate()
 
