@@ -17,7 +17,8 @@ import numpy as np
 
 from specgym.envs.layout import Layout
 
-ROLES = ("draft", "verify", "catchup")
+# A drafter's first forward of an iteration eats what is pending, its others one guess each.
+ROLES = ("draft", "guess", "verify", "catchup")
 BUCKET = 64  # slots: KV lengths of exact mode are multiples of it
 FEW = 5  # samples below which a cell borrows from its neighbours
 ARRAYS = ("kv_lengths", "seconds", "experts", "seconds_per_expert", "prefill", "overhead", "spread")
@@ -113,7 +114,7 @@ class CostTable:
 
         Args:
             member: Whose.
-            role: ``draft``, ``verify`` or ``catchup``.
+            role: ``draft``, ``guess``, ``verify`` or ``catchup``.
             num_tokens: Real tokens fed; more than the window holds cost as a prefill does.
             bucket: Of the KV length.
             experts: Mean unique experts per layer; None takes those of the measurement.
