@@ -130,7 +130,9 @@ class CostTable:
         return seconds
 
     def prefill_seconds(self, member: str, num_tokens: int) -> float:
-        """Seconds of a drafter's first look at a prompt."""
+        """Seconds of a drafter's first look at a prompt; none where there is nothing to see."""
+        if num_tokens < 1:
+            return 0.0
         constant, per_token = self.prefill[self.members.index(member)]
         return float(constant + per_token * num_tokens)
 
