@@ -121,6 +121,7 @@ class MaskedKVCache(Cache):
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
         self.positions_BS = allocate(name, "positions", next(kinds), shape)
+        self.steps_S = torch.arange(num_slots, device=device)
 
     @property
     def device(self) -> torch.device:
@@ -151,7 +152,7 @@ class MaskedKVCache(Cache):
         """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
         device = self.valid_BS.device
         first_B = torch.tensor([len(slots) for slots in self.row_slots], device=device)
-        return first_B[:, None] + torch.arange(num_rows, device=device)
+        return first_B[:, None] + self.steps_S[:num_rows]
 
     def mask(self, num_fed: list[int], num_rows: int, *, sliding: bool = False) -> torch.Tensor:
         """The additive attention mask of the next window, [B, 1, T, L].
@@ -207,9 +208,8 @@ class MaskedKVCache(Cache):
             first = len(slots)
             slots.extend(range(start, start + count))
             self.valid_BS[row, start : start + count] = True
-            self.positions_BS[row, start : start + count] = torch.arange(
-                first, first + count, device=self.valid_BS.device
-            )
+            steps = self.steps_S[first : first + count]
+            self.positions_BS[row, start : start + count] = steps
         self.num_used = start + num_rows
         self.truncate()
 
@@ -262,7 +262,7 @@ class MaskedKVCache(Cache):
         for row, slots in enumerate(self.row_slots):
             self.row_slots[row] = list(range(len(slots)))
             self.valid_BS[row, : len(slots)] = True
-        self.positions_BS[:] = torch.arange(self.num_slots, device=self.valid_BS.device)
+        self.positions_BS[:] = self.steps_S
         self.num_used = width
 
     def make_room(self, num_rows: int) -> None:
