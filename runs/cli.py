@@ -15,6 +15,7 @@ COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine",
     "record": "what every plan would get at every position, for replay",
+    "replay": "controllers on recorded traces, against the oracle",
     "generate": "text out of any pool with any controller",
     "pool": "list, show or fetch pools of models, or train drafters for one",
     "bench": "measure the engine against its peers",
@@ -75,6 +76,10 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
         from specgym.runs.record import RecordConfig, record
 
         record(parse(command, arguments, RecordConfig), console)
+    elif command == "replay":
+        from specgym.runs.replay import ReplayConfig, replay
+
+        replay(parse(command, arguments, ReplayConfig), console)
     elif command == "generate":
         from specgym.runs.generate import GenerateConfig, generate
 
