@@ -101,7 +101,7 @@ def synthetic_text(length: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def agreement(layout: Layout, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Leading tokens of each member that the target says too, uint8 [count], in good and bad times."""
+    """Leading tokens of each member that the target says too, uint8 [count]; it has bad times."""
     most = layout.max_proposed
     good_times = np.cumsum(rng.random(count) < 0.1) % 2
     matches = {}
