@@ -258,16 +258,14 @@ class Maker:
         """Seconds more that a follower's first forward takes, and those before it, by lag [N]."""
         bucket = int(np.median(self.bucket))
         caught_up = self.costs.forward_seconds(name, role, 1 + extra, bucket)
-        seconds = np.zeros(len(self.trace))
-        for lag in range(len(seconds)):
-            pending, total = lag + 1, 0.0
-            while pending > 1 and pending + extra > self.layout.window:
-                fed = min(self.layout.window, pending - 1) if self.exact else pending - 1
-                total += float(self.costs.forward_seconds(name, "catchup", fed, bucket))
-                pending -= fed
-            first = self.costs.forward_seconds(name, role, pending + extra, bucket)
-            seconds[lag] = total + float(first) - float(caught_up)
-        return seconds
+        pending, total = np.arange(1, len(self.trace) + 1), np.zeros(len(self.trace))
+        most = self.layout.window if self.exact else len(self.trace)
+        while (late := (pending > 1) & (pending + extra > self.layout.window)).any():
+            fed = np.minimum(np.where(late, pending - 1, 1), most)
+            total += late * self.costs.forward_seconds(name, "catchup", fed, bucket)
+            pending -= late * fed
+        first = self.costs.forward_seconds(name, role, pending + extra, bucket)
+        return total + first - caught_up
 
     def finish(self) -> TraceTables:
         """The tables."""

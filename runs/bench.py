@@ -30,6 +30,7 @@ BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
+    "replay": "steps a second of recorded traces, one environment and thousands at once",
     "soak": "thousands of requests through one engine: does memory grow, does anything fail",
 }
 Key = TypeVar("Key", bound=Hashable)
@@ -95,6 +96,10 @@ def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable
         from specgym.runs.bench_plot import show_moe
 
         return MoeBench, bench_moe, show_moe
+    if name == "replay":
+        from specgym.runs.bench_replay import ReplayBench, bench_replay, show_replay
+
+        return ReplayBench, bench_replay, show_replay
     from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
 
     return SoakBench, bench_soak, show_soak
