@@ -5,6 +5,11 @@ Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended le
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Self
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -21,7 +26,7 @@ class MaskedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates the buffers in the shape of the first states, [B, H, S, D]."""
-        batch, heads, _, _ = key_states.shape
+        heads, batch = key_states.shape[1], self.owner.num_sequences
         slots = self.owner.num_slots
         self.keys = key_states.new_zeros(batch, heads, slots, key_states.shape[-1])
         self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
@@ -36,8 +41,14 @@ class MaskedLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
-        self.keys[:, :, start:stop] = key_states
-        self.values[:, :, start:stop] = value_states
+        slots_BT = self.owner.window_slots_BT
+        if slots_BT is None:
+            self.keys[:, :, start:stop] = key_states
+            self.values[:, :, start:stop] = value_states
+        else:
+            rows_B1 = self.owner.rows_B1
+            self.keys[rows_B1, :, slots_BT] = key_states.transpose(1, 2)
+            self.values[rows_B1, :, slots_BT] = value_states.transpose(1, 2)
         length = self.owner.attended_length(stop)
         return self.keys[:, :, :length], self.values[:, :, :length]
 
@@ -60,6 +71,26 @@ class MaskedLayer(CacheLayerMixin):
         return self.owner.num_slots
 
 
+class RowLayer(MaskedLayer):
+    """One row of a layer's buffers."""
+
+    def __init__(self, view: MaskedKVCache, layer: MaskedLayer, row: int):
+        super().__init__(view)
+        self.layer, self.row = layer, row
+        if layer.is_initialized:
+            self.narrow()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocates the whole layer's buffers."""
+        self.layer.lazy_initialization(key_states, value_states)
+        self.narrow()
+
+    def narrow(self) -> None:
+        """Takes hold of the row."""
+        self.keys, self.values = (each[self.row : self.row + 1] for each in self.layer.states())
+        self.is_initialized = True
+
+
 class MaskedKVCache(Cache):
     """Key/value memory of one member for a batch of rows that accept different lengths.
 
@@ -69,6 +100,10 @@ class MaskedKVCache(Cache):
     count *valid* tokens, so a hole shifts nothing. The mask hides every invalid slot, whatever
     finite value it holds.
 
+    An *aligned* cache never has holes: each row's window is written behind the row's own tokens,
+    so a token's slot is its position, and where it lies depends on its row alone. Exact mode
+    needs that: the order in which attention sums must not depend on what other rows accepted.
+
     Args:
         num_layers: Layers of the model.
         batch_size: Rows.
@@ -77,6 +112,7 @@ class MaskedKVCache(Cache):
         dtype: Type of the additive mask.
         kv_length: Attended length when it is fixed (exact mode); None attends to slots in use.
         sliding_window: Window in positions of models that have one.
+        aligned: Every row appends behind its own tokens.
     """
 
     def __init__(
@@ -88,6 +124,7 @@ class MaskedKVCache(Cache):
         dtype: torch.dtype,
         kv_length: int | None = None,
         sliding_window: int | None = None,
+        aligned: bool = False,
     ):
         self.buffers = [MaskedLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self.buffers))
@@ -97,11 +134,44 @@ class MaskedKVCache(Cache):
         self.kv_length = kv_length
         self.dtype = dtype
         self.sliding_window = sliding_window
+        self.aligned = aligned
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
         self.valid_BS = torch.zeros(batch_size, num_slots, dtype=torch.bool, device=device)
         self.positions_BS = torch.zeros(batch_size, num_slots, dtype=torch.long, device=device)
+        self.rows_B1 = torch.arange(batch_size, device=device)[:, None]
+        self.window_slots_BT: torch.Tensor | None = None  # None: all rows at ``num_used``
+
+    def view(self, row: int) -> Self:
+        """One row of this cache as a cache of its own; it shares the buffers there are."""
+        view, only = copy.copy(self), slice(row, row + 1)
+        view.num_sequences = 1
+        view.row_slots = [self.row_slots[row]]
+        view.valid_BS, view.positions_BS = self.valid_BS[only], self.positions_BS[only]
+        view.rows_B1, view.window_slots_BT = self.rows_B1[:1], None
+        if self.features_BSF is not None:
+            view.features_BSF = self.features_BSF[only]
+        view.buffers = [RowLayer(view, layer, row) for layer in self.buffers]
+        view.layers = list(view.buffers)
+        view.truncate()
+        return view
+
+    @contextlib.contextmanager
+    def alone(self, row: int) -> Iterator[Self]:
+        """Lets one row be fed by itself, behind its own tokens; the others take no part."""
+        view = self.view(row)
+        yield view
+        if self.features_BSF is None and view.features_BSF is not None:
+            features = view.features_BSF
+            self.features_BSF = features.new_zeros(self.num_sequences, *features.shape[1:])
+            self.features_BSF[row] = features[0]
+        self.truncate()
+
+    def forget(self, row: int) -> None:
+        """Rolls one row back to nothing."""
+        held = list(map(len, self.row_slots))
+        self.keep([*held[:row], 0, *held[row + 1 :]])
 
     def num_valid(self, row: int) -> int:
         """Tokens a row holds: its logical length."""
@@ -140,6 +210,30 @@ class MaskedKVCache(Cache):
             num_rows: T, pads included.
             sliding: Also hide what is further back than the sliding window, in positions.
         """
+        if self.aligned:
+            visible_BTL = self.aligned_visible(num_fed, num_rows, sliding)
+        else:
+            visible_BTL = self.shared_visible(num_fed, num_rows, sliding)
+        mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=visible_BTL.device)
+        mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
+        return mask_BTL[:, None]
+
+    def aligned_visible(self, num_fed: list[int], num_rows: int, sliding: bool) -> torch.Tensor:
+        """What a window sees where slots are positions, [B, T, L]: a range that ends at itself."""
+        device = self.valid_BS.device
+        last_BT = self.positions(num_rows)
+        first_BT = torch.zeros_like(last_BT)
+        if sliding and self.sliding_window is not None:
+            first_BT = last_BT - (self.sliding_window - 1)
+        if min(num_fed) < num_rows:
+            steps_T = torch.arange(num_rows, device=device)
+            is_pad_BT = steps_T >= torch.tensor(num_fed, device=device)[:, None]
+            first_BT = torch.where(is_pad_BT, last_BT, first_BT)
+        slots_L = torch.arange(self.attended_length(self.num_used + num_rows), device=device)
+        return (slots_L <= last_BT[..., None]) & (slots_L >= first_BT[..., None])
+
+    def shared_visible(self, num_fed: list[int], num_rows: int, sliding: bool) -> torch.Tensor:
+        """What a window sees that all rows append at one place, [B, T, L]."""
         start, stop = self.num_used, self.num_used + num_rows
         length = self.attended_length(stop)
         device = self.valid_BS.device
@@ -160,15 +254,16 @@ class MaskedKVCache(Cache):
             slots_BL[:, start:stop] = query_BT
             far_BTL = query_BT[:, :, None] - slots_BL[:, None, :] >= self.sliding_window
             visible_BTL &= ~far_BTL
-        mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=device)
-        mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
-        return mask_BTL[:, None]
+        return visible_BTL
 
     def write_features(self, features_BTF: torch.Tensor) -> None:
         """Keeps a window's features in its slots, from where heads on the model read them."""
         if self.features_BSF is None:
             batch, _, width = features_BTF.shape
             self.features_BSF = features_BTF.new_zeros(batch, self.num_slots, width)
+        if self.window_slots_BT is not None:
+            self.features_BSF[self.rows_B1, self.window_slots_BT] = features_BTF
+            return
         stop = self.num_used + features_BTF.shape[1]
         self.features_BSF[:, self.num_used : stop] = features_BTF
 
@@ -177,15 +272,20 @@ class MaskedKVCache(Cache):
 
         Called once per forward, after all layers: they all saw the same write position.
         """
-        start = self.num_used
-        for row, (slots, count) in enumerate(zip(self.row_slots, num_fed, strict=True)):
-            first = len(slots)
-            slots.extend(range(start, start + count))
-            self.valid_BS[row, start : start + count] = True
-            self.positions_BS[row, start : start + count] = torch.arange(
-                first, first + count, device=self.valid_BS.device
-            )
-        self.num_used = start + num_rows
+        device = self.valid_BS.device
+        steps_T = torch.arange(num_rows, device=device)
+        real_BT = steps_T < torch.tensor(num_fed, device=device)[:, None]
+        positions_BT = self.positions(num_rows)
+        if self.window_slots_BT is None:
+            window = slice(self.num_used, self.num_used + num_rows)
+            self.valid_BS[:, window], self.positions_BS[:, window] = real_BT, positions_BT
+        else:
+            self.valid_BS[self.rows_B1, self.window_slots_BT] = real_BT
+            self.positions_BS[self.rows_B1, self.window_slots_BT] = positions_BT
+        for slots, count in zip(self.row_slots, num_fed, strict=True):
+            first = len(slots) if self.aligned else self.num_used
+            slots.extend(range(first, first + count))
+        self.window_slots_BT = None
         self.truncate()
 
     def keep(self, counts: list[int]) -> None:
@@ -201,10 +301,12 @@ class MaskedKVCache(Cache):
                     f"keep: row {row} holds {len(slots)} tokens, cannot keep {count}; "
                     f"counts must be between 0 and what the row holds"
                 )
-        for row, (slots, count) in enumerate(held):
-            if count < len(slots):
-                self.valid_BS[row, slots[count:]] = False
-                del slots[count:]
+        dropped = [(row, slot) for row, (slots, n) in enumerate(held) for slot in slots[n:]]
+        if dropped:
+            rows, slots_of = zip(*dropped, strict=True)
+            self.valid_BS[rows, slots_of] = False
+        for slots, count in held:
+            del slots[count:]
         self.truncate()
 
     def truncate(self) -> None:
@@ -241,7 +343,9 @@ class MaskedKVCache(Cache):
         self.num_used = width
 
     def make_room(self, num_rows: int) -> None:
-        """Compacts when the next window would not fit, or when a quarter of the slots comes back.
+        """Settles where the next window goes.
+
+        Compacts when it would not fit, or when a quarter of the slots comes back.
 
         Raises:
             ValueError: If it does not fit even then.
@@ -254,6 +358,8 @@ class MaskedKVCache(Cache):
                 f"cache: a window of {num_rows} rows does not fit behind {self.num_used} of "
                 f"{self.num_slots} slots; ask for fewer tokens (max_new_tokens) or a smaller K"
             )
+        is_ragged = self.aligned and self.num_sequences > 1
+        self.window_slots_BT = self.positions(num_rows) if is_ragged else None
 
     def check_integrity(self) -> None:
         """Asserts that slots, validity and positions tell one story (a debugging aid)."""
@@ -262,6 +368,7 @@ class MaskedKVCache(Cache):
             assert not slots or slots[-1] < self.num_used, f"row {row}: slot beyond num_used"
             valid = self.valid_BS[row].nonzero().flatten().tolist()
             assert valid == slots, f"row {row}: validity {valid} and slots {slots} differ"
+            assert not self.aligned or slots == list(range(len(slots))), f"row {row}: holes"
             positions = self.positions_BS[row, slots].tolist()
             assert positions == list(range(len(slots))), f"row {row}: positions {positions}"
         last = max((slots[-1] for slots in self.row_slots if slots), default=-1)
