@@ -4,17 +4,13 @@ import functools
 import random
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
-from specgym.engine.eagle import EagleCheckpoint, EagleHead, EagleShape
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.joining import join
-from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.pool import ModelPool
-from specgym.engine.testing import decode, perturbed, serve, tiny_llama, tiny_mixtral, tiny_pool
+from specgym.engine.members import ModelMember
+from specgym.engine.testing import decode, serve, tiny_pool
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import Plan, SamplingParams
 
@@ -22,32 +18,10 @@ VOCAB, ROW_TOKENS = 61, 56
 FORMS = [(lean, exact) for lean in (True, False) for exact in (True, False)]
 
 
-def tiny_eagle(target, dtype):
-    """A random head on a tiny target, before a member takes the target over."""
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        head = EagleHead(EagleShape(tiny_llama().config, (), True, VOCAB, 32))
-    for weight in head.parameters():
-        weight.data.mul_(2.0 if weight.ndim > 1 else 1.0).requires_grad_(False)
-    return EagleMember("eagle", EagleCheckpoint(head.to(dtype), None, None, None), target)
-
-
-@functools.cache
-def full_pool(kind="llama", dtype=torch.float32, lean=True):
-    """Every kind of member: lookup, an EAGLE head, two models, a target (dense or a mixture)."""
-    target = (tiny_llama if kind == "llama" else tiny_mixtral)(3)
-    drafters = [perturbed(target, noise, seed) for seed, noise in ((4, 0.15), (5, 0.05))]
-    target = target.to(dtype)
-    members = [NGramMember(), tiny_eagle(target, dtype)]
-    for name, model in zip(("draft", "mid"), drafters, strict=True):
-        members.append(ModelMember(name, model.to(dtype), lean=lean))
-    return ModelPool([*members, ModelMember("target", target, lean=lean)], k_values=range(1, 7))
-
-
-@functools.cache
-def alone(kind, request):
+@pytest.fixture(scope="module")
+def alone(full_pool):
     """What a request gets by itself, in plain decoding."""
-    return decode(full_pool(kind), [request])[0].output()
+    return functools.cache(lambda kind, request: decode(full_pool(kind), [request])[0].output())
 
 
 prompts = st.lists(st.integers(0, VOCAB - 1) | st.integers(0, 2), min_size=1, max_size=20)
@@ -58,7 +32,9 @@ requests = st.builds(DecodeRequest, prompts.map(tuple), st.integers(0, 20))
 @pytest.mark.parametrize(("lean", "exact"), FORMS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(queue=st.lists(requests, min_size=2, max_size=9), size=st.integers(1, 4), seed=st.integers())
-def test_every_request_gets_what_it_gets_alone(kind, lean, exact, queue, size, seed):
+def test_every_request_gets_what_it_gets_alone(
+    full_pool, alone, kind, lean, exact, queue, size, seed
+):
     """Whatever the plans, whoever the neighbours, whenever it joins and whichever row."""
     pool, rng = full_pool(kind, lean=lean), random.Random(seed)
     plans = pool.plans()
@@ -74,14 +50,17 @@ def test_every_request_gets_what_it_gets_alone(kind, lean, exact, queue, size, s
     assert outputs == [alone(kind, request) for request in queue]
 
 
-def test_sampled_requests_follow_their_own_random_stream():
+def test_sampled_requests_follow_their_own_random_stream(full_pool):
     pool = full_pool()
     queue = [DecodeRequest((i, 2, 3), 9, SamplingParams(1.0, seed=i)) for i in range(5)]
     plan = Plan(("draft", "target"), 2)
     expected = [decode(pool, [request], lambda state: plan)[0].output() for request in queue]
     # A plan that passes what remains of one row may still run for another: same plan, longer text.
     served = serve(pool, queue, 2, lambda state: plan)
-    shared = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(served, expected)]
+    shared = [
+        sum(a == b for a, b in zip(*pair, strict=True))
+        for pair in zip(served, expected, strict=True)
+    ]
     assert all(len(each) == 9 for each in served)
     assert min(shared) >= 4
 
