@@ -26,6 +26,7 @@ from specgym.runs.results import describe_machine, write_json
 from specgym.runs.settings import PoolSettings, make_pool
 
 BENCHES = {
+    "batch": "what batching gains, and what speculation adds at every batch size",
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
@@ -66,6 +67,9 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
             print(USAGE)
             return
         raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
+    if arguments[0] == "batch":
+        run_batch(arguments[1:], parse, console)
+        return
     if arguments[0] == "drafters":
         run_drafters(arguments[1:], parse, console)
         return
@@ -80,6 +84,19 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
         show(report)
         if config.json is not None:
             write_json(config.json, report)
+
+
+def run_batch(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+    """Runs ``bench batch``, prints its table, writes and plots it."""
+    from specgym.runs.bench_batch import BatchBench, bench_batch, plot_batch, show_batch
+
+    config = parse("bench batch", arguments, BatchBench)
+    report = bench_batch(config, console)
+    show_batch(report)
+    if config.json is not None:
+        write_json(config.json, report)
+    if config.plot is not None:
+        plot_batch(report, config.plot)
 
 
 def run_moe(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:

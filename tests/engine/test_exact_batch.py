@@ -96,7 +96,9 @@ def test_every_forward_of_a_batch_has_the_same_shape_but_prefills(full_pool):
 
 
 def test_a_plan_at_a_position_yields_the_same_whatever_the_others_hold(full_pool):
+    """But for lookup: where it finds nothing for any row, the rest of the chain does not run."""
     pool = full_pool(dtype=torch.bfloat16)
+    plans = [plan for plan in pool.plans() if plan.k in (0, 3) and plan.chain[0] != "ngram"]
     seen, seen_twice = {}, 0
     for seed in range(8):
         rng, clock = random.Random(seed), CountingClock()
@@ -104,7 +106,7 @@ def test_a_plan_at_a_position_yields_the_same_whatever_the_others_hold(full_pool
         requests = [neighbours.draw(), REQUEST, neighbours.draw()]
         state = start(pool, requests, clock, row_tokens=ROW_TOKENS)
         while state.is_active(1) and state.num_remaining(1) > pool.window:
-            plan = rng.choice([plan for plan in pool.plans() if plan.k in (0, 3)])
+            plan = rng.choice(plans)
             key = (state.num_generated(1), plan)
             tokens = decode_step(pool, state, plan, clock).tokens[1]
             seen_twice += key in seen
