@@ -193,6 +193,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             raise ValueError("action_masks: the episode has ended or not begun; call reset()")
         return self.table.mask(self.state)
 
+    def resume(self) -> None:
+        """Goes on after a pause: the time since the last step is charged to nobody."""
+        self.mark = self.clock.now()
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or pickle takes along: all but the episode, so a copy must be reset."""
         return {**self.__dict__, "stream": None, "state": None, "request": None}

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.workloads import get_workload
+from specgym.envs.workloads import Workload, get_workload
 from specgym.runs.bench import alternate, row
 from specgym.runs.bench_plot import compact_table
 from specgym.runs.controllers import make_controller
@@ -41,6 +42,8 @@ class BatchBench(PoolSettings):
         scheduler: The controller that picks the chain.
         workload: Where the requests come from.
         prompts: JSONL file with prompts of your own; None takes the built-in ones.
+        prompt_tokens: Longest prompt that is taken: prefilling long ones would take most of the
+            time, and is not what is measured.
         new_tokens: Tokens decoded per row and run.
         request_tokens: Token budget of a request: rows that end are filled again.
         repeats: Alternated repeats of every run, after one that is not measured.
@@ -56,7 +59,8 @@ class BatchBench(PoolSettings):
     scheduler: str = "specrouter"
     workload: str = "all-4"
     prompts: Path | None = None
-    new_tokens: int = 32
+    prompt_tokens: int = 64
+    new_tokens: int = 24
     request_tokens: int = 96
     repeats: int = 3
     seed: int = 0
@@ -64,11 +68,11 @@ class BatchBench(PoolSettings):
     plot: Path | None = None
 
     def __post_init__(self) -> None:
-        counts = (*self.sizes, self.new_tokens, self.request_tokens, self.repeats)
-        if not self.sizes or min(counts) < 1:
+        counts = (*self.sizes, self.prompt_tokens, self.new_tokens, self.request_tokens)
+        if not self.sizes or min(*counts, self.repeats) < 1:
             raise ValueError(
-                f"sizes, new_tokens, request_tokens and repeats: must be >= 1; got {self.sizes}, "
-                f"{self.new_tokens}, {self.request_tokens} and {self.repeats}"
+                f"sizes, prompt_tokens, new_tokens, request_tokens and repeats: must be >= 1; "
+                f"got {counts} and {self.repeats}"
             )
 
 
@@ -83,9 +87,10 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
     """
     pool = make_pool(config)
     modes = controllers_of(config, pool)
+    workload = chosen_workload(config, pool)
     baselines = {size: Baseline() for size in config.sizes}
     runs: dict[tuple[int, str], Callable[[], float]] = {
-        (size, mode): Contestant(config, pool, size, spec, baselines[size])
+        (size, mode): Contestant(config, pool, workload, size, spec, baselines[size])
         for size in config.sizes
         for mode, spec in modes.items()
     }
@@ -108,6 +113,25 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
         "exact": config.exact,
         "machine": describe_machine(pool.model(pool.target).device),
     }
+
+
+def chosen_workload(config: BatchBench, pool: ModelPool) -> Workload:
+    """The workload's requests whose prompts are not too long.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    workload = get_workload(config.workload, prompts=config.prompts)
+    groups = tuple(
+        tuple(r for r in group if len(pool.encode(r.prompt)) <= config.prompt_tokens)
+        for group in workload.groups
+    )
+    if not any(groups):
+        raise ValueError(
+            f"prompt_tokens: no prompt of {config.workload!r} has {config.prompt_tokens} tokens or "
+            f"fewer; allow more"
+        )
+    return dataclasses.replace(workload, groups=tuple(filter(None, groups)))
 
 
 def controllers_of(config: BatchBench, pool: ModelPool) -> dict[str, str]:
@@ -147,23 +171,30 @@ def find_plan(pool: ModelPool, num_levels: int, asked: str) -> str:
 
 
 class Contestant:
-    """One controller at one batch size; what it has learned stays from run to run.
+    """One controller at one batch size. Its rows run on from call to call, and what it learns too.
 
     Args:
         config: The bench.
         pool: The members.
-        size: Rows, which are always filled.
+        workload: Requests; a row that ends goes to the next one.
+        size: Rows.
         spec: The controller.
         baseline: Shared by the controllers of this batch size.
     """
 
     def __init__(
-        self, config: BatchBench, pool: ModelPool, size: int, spec: str, baseline: Baseline
+        self,
+        config: BatchBench,
+        pool: ModelPool,
+        workload: Workload,
+        size: int,
+        spec: str,
+        baseline: Baseline,
     ):
         self.config, self.size = config, size
         self.env = SpecDecodeEnv(
             pool,
-            get_workload(config.workload, prompts=config.prompts),
+            workload,
             max_new_tokens=config.request_tokens,
             num_requests=ENDLESS,
             batch_size=size,
@@ -173,45 +204,54 @@ class Contestant:
         features = [feature.name for feature in self.env.features]
         self.controller = make_controller(spec, self.env.plans, features, config.seed)
         self.drafts = spec != "none"
+        self.observation: np.ndarray | None = None
 
     def __call__(self) -> float:
-        """Seconds per token, from the same requests every time.
+        """Seconds per token of the next tokens of all rows.
 
-        Before the time starts every chain has run once: drafters, too, have the first prompts
-        behind them then. Those of requests that join later are charged as in any iteration.
+        Prefills of the target are not in it, nor are the drafters' of the first prompts: every
+        chain runs once before. Drafters' prefills of later requests are.
         """
-        every = DIVERGENCE_EVERY if self.controller.needs_divergence else 0
-        options = {"divergence_every": every}
-        _, info = self.env.reset(seed=self.config.seed, options=options)
-        self.begin(info)
-        for action in self.first_actions():
-            observation, _, info = self.step(action)
+        if self.observation is None:
+            self.start()
+        self.env.resume()  # others ran in between
         tokens, seconds = 0, 0.0
         while tokens < self.config.new_tokens * self.size:
-            action = self.controller.act(observation, info["action_mask"])
-            observation, reward, info = self.step(action)
+            assert self.observation is not None
+            action = self.controller.act(self.observation, self.mask)
+            reward, info = self.step(action)
             self.controller.observe(action, reward, info)
             self.begin(info)
             tokens += info["tokens"]
             seconds += info["total_seconds"]
-        self.env.state = None  # lets go of its memories
         return seconds / tokens
+
+    def start(self) -> None:
+        """Prefills the first requests, of all members that are used."""
+        every = DIVERGENCE_EVERY if self.controller.needs_divergence else 0
+        options = {"divergence_every": every}
+        self.observation, info = self.env.reset(seed=self.config.seed, options=options)
+        self.begin(info)
+        for action in self.first_actions():
+            _, info = self.step(action)
+            self.begin(info)
 
     def first_actions(self) -> list[int]:
         """No speculation, and where there are drafters every chain with its smallest K."""
         first = {chain: action for action, (chain, _) in reversed([*enumerate(self.env.plans)])}
         return list(first.values()) if self.drafts else [0]
 
-    def step(self, action: int) -> tuple[Any, float, dict[str, Any]]:
-        """Observation, reward and ``info`` of a step.
+    def step(self, action: int) -> tuple[float, dict[str, Any]]:
+        """Reward and ``info`` of a step.
 
         Raises:
             StepError: If the engine failed.
         """
-        observation, reward, _, _, info = self.env.step(action)
+        self.observation, reward, _, _, info = self.env.step(action)
         if "error" in info:
             raise StepError(f"batch {self.size}: {info['error']}")
-        return observation, reward, info
+        self.mask = info["action_mask"]
+        return reward, info
 
     def begin(self, info: dict[str, Any]) -> None:
         """Tells the controller of requests that begin."""

@@ -144,3 +144,17 @@ def test_prefills_of_rows_that_join_are_charged_to_nobody(make_env, play, monkey
     prefills = episode.reset_info["prefill_seconds"] + sum(e["prefill_seconds"] for e in joined)
     total = sum(episode.column("total_seconds")) + prefills + sum(spent)
     assert env.clock.now() - started == pytest.approx(total)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pause_is_charged_to_nobody_when_it_is_said(make_env, size):
+    env = make_env(batch_size=size)
+    env.reset(seed=0)
+    env.clock.seconds += 8.0
+    *_, info = env.step(0)
+    assert info["total_seconds"] >= 8.0
+    env.clock.seconds += 8.0
+    env.resume()
+    *_, info = env.step(0)
+    assert info["total_seconds"] < 1.0
+    assert info["controller_seconds"] == 0.0

@@ -13,6 +13,7 @@ def options(tiny_spec, short_prompts):
     settings = {"pool": tiny_spec, "dtype": "float32", "repeats": 1, "new-tokens": 6}
     settings |= {
         "request-tokens": 4,
+        "prompt-tokens": 40,
         "sizes": "1,3",
         "workload": "left+right",
         "prompts": short_prompts,
@@ -48,3 +49,8 @@ def test_counts_below_one_are_refused():
         BatchBench(sizes=(0,))
     with pytest.raises(ValueError, match="must be >= 1"):
         BatchBench(sizes=())
+
+
+def test_prompts_that_are_too_long_are_left_out(options, capsys):
+    assert main(["bench", "batch", *options, "--prompt-tokens", "2"]) == 2
+    assert "no prompt of 'left+right' has 2 tokens or fewer" in capsys.readouterr().err
