@@ -1,6 +1,7 @@
 """The decoder: members, chains, masked KV cache and lossless staged verification."""
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
+from specgym.engine.joining import join
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool, load_pool
 from specgym.engine.timing import Baseline, CountingClock, WallClock
@@ -20,6 +21,7 @@ __all__ = [
     "StepResult",
     "WallClock",
     "decode_step",
+    "join",
     "load_pool",
     "probe_baseline",
     "start",
