@@ -6,7 +6,7 @@ Legend: B batch, T tokens, F features, S slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional as F
@@ -35,6 +35,12 @@ class EagleMemory(MaskedKVCache):
 
     source: MaskedKVCache
     guess_BH: torch.Tensor | None = None
+
+    def view(self, row: int) -> Self:
+        """One row, beside the same row of the target's memory."""
+        view = super().view(row)
+        view.source = self.source.view(row)
+        return view
 
     def num_eaten(self, row: int) -> int:
         """Leading tokens behind what it holds: the first token has no position of its own."""
@@ -123,7 +129,12 @@ class EagleMember:
         self.columns = torch.cat(columns)
 
     def new_memory(
-        self, batch_size: int, num_slots: int, kv_length: int | None = None
+        self,
+        batch_size: int,
+        num_slots: int,
+        kv_length: int | None = None,
+        *,
+        aligned: bool = False,
     ) -> EagleMemory:
         """An empty cache for a batch of requests; its ``source`` is yet to be set."""
         return EagleMemory(
@@ -134,6 +145,7 @@ class EagleMember:
             self.dtype,
             kv_length=kv_length,
             name=self.name,
+            aligned=aligned,
         )
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,8 @@ class Observer:
             result.num_drafted > 0
             and result.accepted_per_level[-1] < (result.proposed_per_level[-1])
         )
-        self.last = (utility, float(result.num_tokens), float(plan.k), float(rejected))
+        num_tokens = result.num_tokens / result.num_active
+        self.last = (utility, num_tokens, float(plan.k), float(rejected))
         self.unique_experts = ema(self.unique_experts, experts)
         for chain in self.rounds_since:
             self.rounds_since[chain] += 1
@@ -144,9 +145,9 @@ class Observer:
             return
         chain = ">".join(plan.chain)
         self.rounds_since[chain] = 0
-        ratio = result.num_tokens / max(utility, 1e-9)
+        ratio = num_tokens / max(utility, 1e-9)
         self.time_ratio[chain] = ema(self.time_ratio[chain], ratio)
-        self.tokens[chain] = ema(self.tokens[chain], result.num_tokens)
+        self.tokens[chain] = ema(self.tokens[chain], num_tokens)
         if self.pool.members[plan.chain[0]].is_neural:
             self.draft_entropy = ema(self.draft_entropy, result.draft_entropy)
         for level, (left, right) in enumerate(itertools.pairwise(plan.chain)):
@@ -156,15 +157,20 @@ class Observer:
                 self.acceptance[pair] = ema(self.acceptance[pair], rate)
 
     def observe(self, state: DecodeState) -> np.ndarray:
-        """The observation at this state, float32, clipped to the table's bounds."""
-        length, generated = len(state.tokens[0]), state.num_generated(0)
+        """The observation at this state, float32, clipped to the table's bounds.
+
+        What differs from row to row is the mean over the rows that decode.
+        """
+        rows = state.active_rows or range(state.batch_size)
+        length = mean(len(state.tokens[row]) for row in rows)
+        generated = mean(state.num_generated(row) for row in rows)
         values = [
             *self.last[:4],
             self.unique_experts,
             self.draft_entropy,
-            self.ngram_hit(state),
+            self.ngram_hit(state, rows),
             length / self.pool.model(self.pool.target).context_limit,
-            generated / max(state.budgets[0], 1),
+            mean(state.num_generated(row) / max(state.budgets[row], 1) for row in rows),
             math.log1p(generated),
         ]
         values += self.acceptance.values()
@@ -175,12 +181,19 @@ class Observer:
         observation = np.array(values, dtype=np.float32)
         return np.clip(observation, self.low, self.high, out=observation)
 
-    def ngram_hit(self, state: DecodeState) -> float:
+    def ngram_hit(self, state: DecodeState, rows: Sequence[int]) -> float:
         """Longest suffix that prompt lookup finds here, over its window; 0 without lookup."""
         if self.lookup is None:
             return 0.0
-        size, _ = indices_of(state, self.lookup)[0].match(state.tokens[0])
-        return size / self.lookup.max_window
+        indices = indices_of(state, self.lookup)
+        sizes = (indices[row].match(state.tokens[row])[0] for row in rows)
+        return mean(size / self.lookup.max_window for size in sizes)
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of at least one value."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def ema(old: float, new: float) -> float:
