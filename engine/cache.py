@@ -40,9 +40,14 @@ class MaskedKVCache(Cache):
         name: The member it belongs to, for messages.
         aligned: Every row appends behind its own tokens.
 
+    Attributes:
+        keeps_drafts: Whether what is drafted stays when it is accepted.
+
     Raises:
         EngineFault: If there is no memory for a buffer, here or when a layer's are made.
     """
+
+    keeps_drafts = True
 
     def __init__(
         self,
@@ -106,6 +111,11 @@ class MaskedKVCache(Cache):
         """Rolls one row back to nothing."""
         held = list(map(len, self.row_slots))
         self.keep([*held[:row], 0, *held[row + 1 :]])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the mask lives."""
+        return self.valid_BS.device
 
     def num_valid(self, row: int) -> int:
         """Tokens a row holds: its logical length."""
@@ -236,12 +246,10 @@ class MaskedKVCache(Cache):
                     f"keep: row {row} holds {len(slots)} tokens, cannot keep {count}; "
                     f"counts must be between 0 and what the row holds"
                 )
-        dropped = [(row, slot) for row, (slots, n) in enumerate(held) for slot in slots[n:]]
-        if dropped:
-            rows, slots_of = zip(*dropped, strict=True)
-            self.valid_BS[rows, slots_of] = False
-        for slots, count in held:
-            del slots[count:]
+        for row, (slots, count) in enumerate(held):
+            if count < len(slots):
+                self.valid_BS[row, slots[count] : slots[-1] + 1] = False
+                del slots[count:]
         self.truncate()
 
     def truncate(self) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle_member import EagleMember, EagleMemory
+from specgym.engine.kernels import widen
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
@@ -104,6 +105,7 @@ class DecodeState:
         self.memories: dict[str, MaskedKVCache] = {}
         self.indices: dict[str, list[NGramIndex]] = {}
         self.measure_divergence = False
+        self.measure_confidence = False
         for row, budget in enumerate(self.budgets):
             if budget == 0:
                 self.finish_reasons[row] = self.limit_reason(row)
@@ -291,6 +293,7 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
             fed[name] = proposals
             proposals = [verdict.emitted for verdict in verdicts]
             drafter = name
+    confidence = mean_confidence(verdicts, rows) if state.measure_confidence else 1.0
     committed = commit(state, proposals)
     for name, shared in fed.items():
         roll_back(state, name, shared, committed)
@@ -305,6 +308,7 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
         forwards=tuple(meter.costs),
         divergence=divergence,
         draft_entropy=entropy,
+        confidence=confidence,
         finish_reasons=tuple(state.finish_reasons),
     )
 
@@ -382,31 +386,39 @@ def draft_model(
     """
     memory = memory_of(state, member, meter)
     fed, num_catchup = pending(state, member, memory, [0] * state.batch_size, meter)
-    window = state.pool.window if state.exact else None
+    width = state.pool.window if state.exact else None
     drawn: list[list[int]] = [[] for _ in fed]
     laws: list[list[torch.Tensor]] = [[] for _ in fed]
     logits_kept: list[list[torch.Tensor]] = [[] for _ in fed]
     active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
     if not active:
         return [Proposal()] * len(fed), 0.0
+    needs_laws = state.measure_divergence or not all(
+        state.requests[row].sampling.is_greedy for row in active
+    )
     entropy = 0.0
     for index in range(k):
-        logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
-        assert logits_BTV is not None
-        logits_BV = logits_BTV[:, 0]
+        logits_B1R = meter.forward(member, memory, fed, "draft", width, num_catchup)
+        assert logits_B1R is not None
+        logits_BR = logits_B1R[:, 0]
         if index == 0:
-            entropy = mean_entropy(logits_BV[active])
-        best = best_tokens(logits_BV, member.name, memory)
+            entropy = mean_entropy(logits_BR if len(active) == len(fed) else logits_BR[active])
+        best = best_tokens(logits_BR, member.name, memory)
+        logits_BV = logits_BR
+        if needs_laws:
+            logits_BV = widen(logits_BR, member.draft_ids, member.vocab_size)
         for row in active:
             params = state.requests[row].sampling
             if params.is_greedy:
-                drawn[row].append(best[row])
+                drawn[row].append(member.token_of(best[row]))
             else:
                 laws[row].append(law(logits_BV[row], params))
                 drawn[row].append(sample(laws[row][-1], state.generators[row]))
             if state.measure_divergence:
                 logits_kept[row].append(logits_BV[row])
         fed, num_catchup = [row[-1:] for row in drawn], 0
+        if not memory.keeps_drafts:  # what is dropped again may have shapes of its own
+            width = None
     memory.drop_guesses()
     return [
         Proposal(tuple(tokens), stack(law_rows), stack(logit_rows))
@@ -424,6 +436,18 @@ def mean_entropy(logits_BV: torch.Tensor) -> float:
     # A token of no mass has a log of minus infinity, and 0 times that is not a number.
     log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
     return float(-(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean())
+
+
+def mean_confidence(verdicts: Sequence[Verdict], logits_rows: Sequence[torch.Tensor]) -> float:
+    """Mean probability, at temperature 1, of the last token that each row's verifier emitted."""
+    probabilities = []
+    for verdict, logits_NV in zip(verdicts, logits_rows, strict=True):
+        if verdict.emitted.tokens:
+            row_V = logits_NV[verdict.num_accepted].float()
+            probabilities.append(
+                float((row_V[verdict.emitted.tokens[-1]] - row_V.logsumexp(0)).exp())
+            )
+    return sum(probabilities) / len(probabilities)
 
 
 def verify(

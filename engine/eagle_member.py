@@ -13,16 +13,11 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import (
-    attend_folded,
-    fold_mask,
-    last_rows,
-    linear,
-    pack_linears,
-    pad_tokens,
-    widen,
-)
+from specgym.engine.kernels import fold_mask, last_rows, linear, pad_tokens, widen
+from specgym.engine.lean_eagle import LeanEagle, Rotation
 from specgym.engine.timing import SECONDS_PER_PARAMETER
+
+CAUSAL_ROWS = 16  # longest window whose mask is looked up
 
 
 class EagleMemory(MaskedKVCache):
@@ -30,11 +25,15 @@ class EagleMemory(MaskedKVCache):
 
     Attributes:
         source: The target's memory, which holds the features of every committed token.
-        guess_BH: The last output of each row, which stands for the next position's features.
+        guess_B1H: The last output of each row, which stands for the next position's features.
+        factors: Rotary factors of every position, [S, 1, D].
     """
 
     source: MaskedKVCache
-    guess_BH: torch.Tensor | None = None
+    guess_B1H: torch.Tensor | None = None
+    factors: Rotation
+    causal_TS: torch.Tensor | None = None
+    keeps_drafts = False
 
     def view(self, row: int) -> Self:
         """One row, beside the same row of the target's memory."""
@@ -54,6 +53,33 @@ class EagleMemory(MaskedKVCache):
         """Keeps only what rests on the target's features."""
         rows = range(self.num_sequences)
         self.keep([min(self.num_valid(row), self.num_known(row)) for row in rows])
+
+    def rotation(self, num_rows: int) -> Rotation:
+        """Rotary factors of the next window, [B or 1, T, 1, D]."""
+        cos, sin = self.factors
+        if self.num_sequences == 1:
+            first = self.num_used
+            return cos[first : first + num_rows], sin[first : first + num_rows]
+        positions_BT = self.positions(num_rows)
+        return cos[positions_BT], sin[positions_BT]
+
+    def bias(self, num_fed: list[int], num_rows: int) -> torch.Tensor | None:
+        """The additive mask of the next window, [B, 1, T, L]; None sees all up to its end.
+
+        A single request has no holes between its slots: its mask is a view of one that is made
+        once, and a window of one token needs none, whatever the mode.
+        """
+        if self.num_sequences > 1 or num_rows > CAUSAL_ROWS:
+            return self.mask(num_fed, num_rows)
+        if num_rows == 1:
+            return None
+        S, start = self.num_slots, self.num_used
+        if self.causal_TS is None:
+            low = torch.finfo(self.dtype).min
+            all_TS = torch.full((CAUSAL_ROWS, 2 * S), low, dtype=self.dtype, device=self.device)
+            self.causal_TS = all_TS.triu_(S + 1)
+        length = self.attended_length(start + num_rows)
+        return self.causal_TS[None, None, :num_rows, S - start : S - start + length]
 
 
 class EagleMember:
@@ -90,13 +116,13 @@ class EagleMember:
         self.context_limit: int = getattr(config, "max_position_embeddings", None) or 2**31
         self.num_layers = shape.config.num_hidden_layers
         self.taps = shape.taps or (config.num_hidden_layers,)
-        self.columns = torch.arange(shape.num_features)
+        self.columns: slice | torch.Tensor = slice(0, shape.num_features)
         self.feature_size = shape.target_hidden_size
         rows = target.get_input_embeddings().weight.detach()
         self.device, self.dtype = rows.device, rows.dtype
         own = None if checkpoint.embedding is None else complete(checkpoint, rows)
         self.embedding = rows if own is None else own.to(self.device, self.dtype)
-        self.head = checkpoint.head.to(self.device, self.dtype)
+        self.lean = LeanEagle(checkpoint.head.to(self.device, self.dtype))
         num_heads = shape.config.num_attention_heads
         self.groups = num_heads // (shape.config.num_key_value_heads or num_heads)
         draft_ids = checkpoint.draft_ids
@@ -109,12 +135,11 @@ class EagleMember:
         if rows is None:
             rows = target.get_output_embeddings().weight.detach()[draft_ids]
         rows = rows[: len(draft_ids)][is_known].to(self.device, self.dtype)
-        sizes = [p.numel() for p in self.head.parameters()]
+        self.token_ids: list[int] = self.draft_ids.tolist()
+        sizes = [p.numel() for p in checkpoint.head.parameters()]
         self.num_parameters = sum(sizes) + rows.numel() + (0 if own is None else own.numel())
         self.num_bytes = self.num_parameters * rows.element_size()
         self.vocab_head = linear(rows)
-        if self.device.type == "cpu":
-            pack_linears(self.head)
 
     @property
     def clock_cost(self) -> float:
@@ -124,9 +149,16 @@ class EagleMember:
     def find_columns(self, target_taps: tuple[int, ...]) -> None:
         """Remembers where its features stand among all that the target keeps."""
         size = self.feature_size
-        starts = [target_taps.index(tap) * size for tap in self.taps]
-        columns = [torch.arange(start, start + size, device=self.device) for start in starts]
+        firsts = [target_taps.index(tap) for tap in self.taps]
+        if firsts == list(range(firsts[0], firsts[0] + len(firsts))):
+            self.columns = slice(firsts[0] * size, (firsts[-1] + 1) * size)
+            return
+        columns = [torch.arange(size, device=self.device) + first * size for first in firsts]
         self.columns = torch.cat(columns)
+
+    def token_of(self, row: int) -> int:
+        """Token id of a row of its vocabulary head."""
+        return self.token_ids[row]
 
     def new_memory(
         self,
@@ -137,7 +169,7 @@ class EagleMember:
         aligned: bool = False,
     ) -> EagleMemory:
         """An empty cache for a batch of requests; its ``source`` is yet to be set."""
-        return EagleMemory(
+        memory = EagleMemory(
             self.num_layers,
             batch_size,
             num_slots,
@@ -147,6 +179,8 @@ class EagleMember:
             name=self.name,
             aligned=aligned,
         )
+        memory.factors = self.lean.factors(num_slots, self.context_limit, self.embedding)
+        return memory
 
     @torch.inference_mode()
     def forward(
@@ -156,7 +190,7 @@ class EagleMember:
         num_rows: int | None = None,
         *,
         need_logits: bool = True,
-        last_only: bool = True,
+        last_only: bool = False,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens, beside the target's features or else its own last output.
 
@@ -166,58 +200,65 @@ class EagleMember:
                 must be the row's only one.
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the vocabulary head.
-            last_only: It never reads more than each row's last token.
+            last_only: Leaves the logits as its vocabulary head gives them.
 
         Returns:
-            Logits [B, 1, vocab] of what follows each row's last token; None when not needed.
+            Logits [B, 1, vocab] of what follows each row's last token, or with ``last_only`` those
+            of the rows of its head (``token_of`` names them); None when not needed.
         """
         assert isinstance(memory, EagleMemory)
         counts = [len(tokens) for tokens in fed]
         width = num_rows or max(counts)
         memory.make_room(width)
-        tokens_BT = pad_tokens(fed, width, self.device)
-        positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
-        folded_mask = fold_mask(memory.mask(counts, width), self.groups)
-
-        def attend(
-            index: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-        ) -> torch.Tensor:
-            held = memory.update(keys.transpose(1, 2), values.transpose(1, 2), index)
-            return attend_folded(queries, *held, folded_mask)
-
-        embeds = F.embedding(tokens_BT, self.embedding)
+        mask = memory.bias(counts, width)
+        folded_mask = None if mask is None else fold_mask(mask, self.groups)
+        embeds = F.embedding(pad_tokens(fed, width, self.device), self.embedding)
         taken = self.taken(memory, counts, width)
-        hidden_BTH = self.head(embeds, taken, positions_BT, attend)
+        rotation = memory.rotation(width)
+        hidden_BTH = self.lean(embeds, taken, rotation, folded_mask, memory)
         memory.advance(counts, width)
-        memory.guess_BH = hidden_BTH[last_rows(counts, self.device)]
+        if len(counts) == 1:
+            memory.guess_B1H = hidden_BTH[:, counts[0] - 1 : counts[0]]
+        else:
+            memory.guess_B1H = hidden_BTH[last_rows(counts, self.device)][:, None]
         if not need_logits:
             return None
-        logits = self.vocab_head(self.head.before_head(memory.guess_BH))
-        return widen(logits, self.draft_ids, self.vocab_size)[:, None]
+        logits = self.vocab_head(self.lean.before_head(memory.guess_B1H))
+        return logits if last_only else widen(logits, self.draft_ids, self.vocab_size)
 
     def taken(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
         """What stands for features at each position of a window, [B, T, hidden]."""
+        guessing = [
+            row
+            for row, count in enumerate(counts)
+            if count and memory.num_valid(row) >= memory.num_known(row)
+        ]
+        guess_B1H = memory.guess_B1H
+        assert not guessing or guess_B1H is not None
+        assert all(counts[row] == 1 for row in guessing)
+        if guess_B1H is not None and len(guessing) == sum(map(bool, counts)):
+            return F.pad(guess_B1H, (0, 0, 0, width - 1)) if width > 1 else guess_B1H
+        taken = self.lean.take_in(self.read(memory, counts, width))
+        if guess_B1H is not None and guessing:
+            taken[guessing, 0] = guess_B1H[guessing, 0]
+        return taken
+
+    def read(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
+        """The target's features at each position of a window, [B, T, F]; pads hold anything."""
         source = memory.source
         features = source.features_BSF
         assert features is not None, f"{self.name}: the target has kept no features"
         firsts = [memory.num_valid(row) for row in range(len(counts))]
+        if len(counts) == 1:  # no holes: the target's slots are its positions
+            held = features[:, firsts[0] : firsts[0] + counts[0], self.columns]
+            return F.pad(held, (0, 0, 0, width - counts[0])) if width > counts[0] else held
         slots = [
             (source.row_slots[row][first : first + count] + [0] * width)[:width]
             for row, (first, count) in enumerate(zip(firsts, counts, strict=True))
         ]
         slots_BT = torch.tensor(slots, device=self.device)
         rows_B1 = torch.arange(len(counts), device=self.device)[:, None]
-        taken = self.head.take_in(features[rows_B1, slots_BT][..., self.columns])
-        guessing = [
-            row
-            for row, first in enumerate(firsts)
-            if first >= memory.num_known(row) and counts[row]
-        ]
-        if guessing:
-            assert memory.guess_BH is not None
-            assert all(counts[row] == 1 for row in guessing)
-            taken[guessing, 0] = memory.guess_BH[guessing]
-        return taken
+        return features[rows_B1, slots_BT][..., self.columns]
 
 
 def complete(checkpoint: EagleCheckpoint, target_rows: torch.Tensor) -> torch.Tensor:

@@ -286,7 +286,10 @@ def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def attend_folded(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, folded_mask: torch.Tensor
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    folded_mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Mixed values [B, T, H, D] of queries [B, T, H, D] over keys and values [B, G, S, D].
 

@@ -69,6 +69,7 @@ class ModelMember:
                 f"vocabulary has {self.vocab_size}; use a drafter that was made for this target"
             )
         self.draft_ids = None if draft_ids is None else draft_ids.to(model.device)
+        self.token_ids: list[int] | None = None if draft_ids is None else draft_ids.tolist()
         self.num_parameters, self.num_bytes = count_parameters(model, draft_ids is not None)
         self.dtype, self.device = model.dtype, model.device
         self.architecture = type(model).__name__
@@ -91,6 +92,10 @@ class ModelMember:
     def clock_cost(self) -> float:
         """Modelled seconds of a one-row forward, for the counting clock."""
         return self.num_active_parameters * SECONDS_PER_PARAMETER
+
+    def token_of(self, row: int) -> int:
+        """Token id of a row of its vocabulary head."""
+        return row if self.token_ids is None else self.token_ids[row]
 
     @property
     def experts(self) -> ExpertShape | None:
@@ -140,12 +145,13 @@ class ModelMember:
             fed: Tokens of each row; rows may differ in length, and may be empty.
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the head.
-            last_only: The head reads each row's last token only, as drafting needs it.
+            last_only: The head reads each row's last token only, as drafting needs it, and a
+                trimmed head's logits stay as they are (``token_of`` names its rows).
 
         Returns:
             Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
-            entries of pads mean nothing. [B, 1, vocab_size] with ``last_only``. None when not
-            needed.
+            entries of pads mean nothing. [B, 1, rows of the head] with ``last_only``. None when
+            not needed.
         """
         counts = [len(tokens) for tokens in fed]
         width = num_rows or max(counts)
@@ -166,6 +172,8 @@ class ModelMember:
         memory.advance(counts, width)
         if not need_logits or logits is None:
             return None
+        if last_only and self.draft_ids is not None:
+            return logits
         return widen(logits, self.draft_ids, self.vocab_size)
 
     def window(

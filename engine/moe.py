@@ -58,6 +58,7 @@ class ExpertDispatch:
     def __init__(self, shape: ExpertShape):
         self.shape = shape
         self.loads: list[Any] = []  # per layer, tokens per expert: lists, or tensors of a device
+        self.choices: list[torch.Tensor] | None = None  # per layer [N, K], while someone listens
         self.clear()
 
     def clear(self) -> None:
@@ -164,6 +165,8 @@ def dispatch_experts(
     dispatch = getattr(experts, "dispatch", None)
     if dispatch is None:  # a model that was not made a member: all rows are real
         dispatch = ExpertDispatch(ExpertShape(experts.num_experts, chosen_NK.shape[-1]))
+    if dispatch.choices is not None:
+        dispatch.choices.append(chosen_NK)
     bank = getattr(experts, "bank", None)
     if bank is None:
         return run_grouped(experts, dispatch, rows_NH, chosen_NK, weights_NK)

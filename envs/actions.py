@@ -7,24 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from specgym.engine.decoding import DecodeState
-from specgym.engine.pool import ModelPool
 from specgym.engine.types import Plan
+from specgym.envs.layout import Layout
 
 
 class ActionTable:
     """Discrete index <-> plan; index 0 is no speculation.
 
     Args:
-        pool: The pool whose plans are the actions.
+        layout: The layout whose plans are the actions.
     """
 
-    def __init__(self, pool: ModelPool):
-        self.pool = pool
-        self.plans: tuple[Plan, ...] = tuple(pool.plans())
+    def __init__(self, layout: Layout):
+        self.plans: tuple[Plan, ...] = layout.plans()
         self.index_by_plan = {plan: index for index, plan in enumerate(self.plans)}
         self.max_tokens = np.array([plan.max_tokens for plan in self.plans])
         self.context_limits = np.array(
-            [min(pool.members[name].context_limit for name in plan.chain) for plan in self.plans]
+            [min(layout.context_limits[name] for name in plan.chain) for plan in self.plans]
         )
 
     def __len__(self) -> int:
@@ -48,7 +47,20 @@ class ActionTable:
         rows = [row for row in range(state.batch_size) if state.is_active(row)]
         remaining = max(map(state.num_remaining, rows), default=0)
         longest = max((len(state.tokens[row]) for row in rows), default=0)
-        mask = self.max_tokens <= remaining
-        mask &= longest + self.max_tokens <= self.context_limits
-        mask[0] = True
-        return mask
+        return self.allowed(remaining, longest)
+
+    def allowed(self, num_remaining: int | np.ndarray, num_tokens: int | np.ndarray) -> np.ndarray:
+        """Which actions can run where this much budget is left and the text is this long.
+
+        Args:
+            num_remaining: Tokens of the budget, [...].
+            num_tokens: Tokens of prompt and output so far, [...].
+
+        Returns:
+            [..., n] bool.
+        """
+        remaining, longest = np.asarray(num_remaining)[..., None], np.asarray(num_tokens)[..., None]
+        allowed = self.max_tokens <= remaining
+        allowed &= longest + self.max_tokens <= self.context_limits
+        allowed[..., 0] = True
+        return allowed

@@ -25,10 +25,12 @@ from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
+from specgym.envs.layout import Layout
 from specgym.envs.observations import Observer
 from specgym.envs.rewards import get_reward
 from specgym.envs.rewards import utility as utility_of
 from specgym.envs.rows import Rows
+from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
 
 logger = logging.getLogger(__name__)
@@ -166,9 +168,11 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.stop = tuple(stop)
         self.clock = make_clock(clock, self.pool.model(self.pool.target).device)
         self.baseline = baseline or Baseline()
-        self.table = ActionTable(self.pool)
+        self.layout = Layout.of(self.pool)
+        self.table = ActionTable(self.layout)
         self.rows = Rows(self.pool, self.workload, batch_size, max_new_tokens, sampling, self.stop)
-        self.observer = Observer(self.pool)
+        vocab_size = self.pool.model(self.pool.target).vocab_size
+        self.observer = Observer(self.layout, class_bytes(self.pool.tokenizer, vocab_size))
         self.features = self.observer.features
         self.action_space = gym.spaces.Discrete(len(self.table))
         self.observation_space = gym.spaces.Box(
@@ -228,6 +232,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.state = None  # stays so where this raises
         started = self.clock.now()
         state = self.rows.start(self.stream, self.clock, self.exact)
+        state.measure_confidence = True
         prefill_seconds = self.clock.now() - started
         self.num_left -= self.batch_size
         self.refresh_baseline(state)
@@ -255,6 +260,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         decode_request = self.rows.decode_request(self.request)
         started = self.clock.now()
         state = start(self.pool, [decode_request], self.clock, exact=self.exact)
+        state.measure_confidence = True
         prefill_seconds = self.clock.now() - started
         self.refresh_baseline(state)
         info = {

@@ -14,6 +14,7 @@ from rich.console import Console
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine",
+    "record": "what every plan would get at every position, for replay",
     "generate": "text out of any pool with any controller",
     "pool": "list, show or fetch pools of models, or train drafters for one",
     "bench": "measure the engine against its peers",
@@ -70,6 +71,10 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
         from specgym.runs.train import TrainConfig, train
 
         train(parse(command, name_agent(arguments), TrainConfig), console)
+    elif command == "record":
+        from specgym.runs.record import RecordConfig, record
+
+        record(parse(command, arguments, RecordConfig), console)
     elif command == "generate":
         from specgym.runs.generate import GenerateConfig, generate
 

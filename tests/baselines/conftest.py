@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specgym.baselines.plans import Plan
+from specgym.baselines.problem import DecisionProblem
 
 
 class PaperDecoder:
@@ -172,3 +173,59 @@ def drive() -> Callable[..., list[int]]:
         return actions
 
     return loop
+
+
+def random_problem(
+    seed: int, num_positions: int = 6, num_actions: int = 5, num_followers: int = 2
+) -> DecisionProblem:
+    """Returns a request whose tables are drawn; some actions share their catch-up costs."""
+    rng = np.random.default_rng(seed)
+    table = (num_positions, num_actions)
+    left = num_positions - np.arange(num_positions)[:, None]
+    tokens = np.minimum(rng.integers(1, 5, table), left)
+    tokens[:, 0] = 1
+    uses = rng.random((*table, num_followers)) < 0.5
+    uses[:, 0] = False
+    allowed = rng.random(table) < 0.8
+    allowed[:, 0] = True
+    lags = rng.integers(0, tokens[..., None], (*table, num_followers))
+    catchup = rng.uniform(-0.2, 1.0, (2, num_followers, num_positions + 1))
+    return DecisionProblem(
+        tokens=tokens.astype(np.uint8),
+        seconds=rng.uniform(0.5, 2.0, table),
+        allowed=allowed,
+        uses=uses,
+        lag_after=lags.astype(np.int16),
+        catchup=catchup[rng.integers(0, 2, num_actions)],
+        prefill=rng.uniform(0.0, 1.0, num_followers),
+        baseline=rng.uniform(0.5, 2.0, num_positions),
+        name=f"request {seed}",
+    )
+
+
+@pytest.fixture
+def draw_problem() -> Callable[..., DecisionProblem]:
+    """What draws a decision problem from a seed."""
+    return random_problem
+
+
+@pytest.fixture
+def worked_problem() -> DecisionProblem:
+    """Four tokens, three plans, two followers; small enough to work out by hand."""
+    uses = np.zeros((4, 3, 2), dtype=bool)
+    uses[:, 1, 0] = True
+    uses[:, 2, :] = True
+    allowed = np.ones((4, 3), dtype=bool)
+    allowed[3, 1:] = False
+    lag_after = np.zeros((4, 3, 2), dtype=np.int16)
+    lag_after[:, 2, 1] = 1
+    return DecisionProblem(
+        tokens=np.array([[1, 2, 3], [1, 1, 3], [1, 2, 2], [1, 1, 1]]),
+        seconds=np.array([[1.0, 1.5, 2.0]] * 4),
+        allowed=allowed,
+        uses=uses,
+        lag_after=lag_after,
+        catchup=np.arange(4) * np.array([0.0, 0.1, 0.25])[:, None, None] * np.ones((3, 2, 1)),
+        prefill=np.array([0.5, 0.75]),
+        baseline=np.ones(4),
+    )

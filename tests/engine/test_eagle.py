@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
+from specgym.engine.kernels import widen
 from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
@@ -76,10 +77,13 @@ def decode_watched(pool, request, pick, monkeypatch):
     seen = {}
     original = EagleMember.forward
 
-    def forward(member, memory, fed, num_rows=None, *, need_logits=True, last_only=True):
-        logits = original(member, memory, fed, num_rows, need_logits=need_logits)
+    def forward(member, memory, fed, num_rows=None, *, need_logits=True, last_only=False):
+        logits = original(
+            member, memory, fed, num_rows, need_logits=need_logits, last_only=last_only
+        )
         if need_logits:
-            seen.setdefault((memory.num_known(0), memory.num_valid(0)), logits[0, 0].clone())
+            full = widen(logits[0, 0], member.draft_ids, VOCAB) if last_only else logits[0, 0]
+            seen.setdefault((memory.num_known(0), memory.num_valid(0)), full)
         return logits
 
     with monkeypatch.context() as patch:

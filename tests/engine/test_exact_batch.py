@@ -83,16 +83,19 @@ def test_a_row_is_plain_decoding_whatever_the_others_hold(full_pool, kind, lean,
 
 def test_every_forward_of_a_batch_has_the_same_shape_but_prefills(full_pool):
     pool, clock = full_pool(dtype=torch.bfloat16), CountingClock()
-    rng, plans, widths = random.Random(0), pool.plans(), set()
+    rng, plans, widths, guesses = random.Random(0), pool.plans(), set(), set()
     state = start(pool, [Neighbours(0).draw() for _ in range(3)], clock, row_tokens=ROW_TOKENS)
     while not state.is_finished:
         for cost in decode_step(pool, state, rng.choice(plans), clock).forwards:
-            if cost.num_catchup < cost.num_tokens or cost.role != "catchup":
+            if cost.member == "eagle" and cost.role == "draft":
+                guesses.add(cost.num_rows)
+            elif cost.num_catchup < cost.num_tokens or cost.role != "catchup":
                 widths.add(cost.num_rows)
         for memory in state.memories.values():
             assert memory.num_packable == 0
             assert memory.attended_length(1) == state.num_slots
     assert widths == {pool.window}
+    assert guesses == {pool.window, 1}  # what a head guesses on is dropped again
 
 
 def test_a_plan_at_a_position_yields_the_same_whatever_the_others_hold(full_pool):

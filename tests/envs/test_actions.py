@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from specgym.engine.decoding import DecodeRequest, DecodeState, executable
 from specgym.engine.types import Plan
 from specgym.envs.actions import ActionTable
+from specgym.envs.layout import Layout
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ ROWS = st.tuples(st.integers(1, 39), st.integers(1, 40), st.integers(0, 39))
 def test_the_mask_is_the_rule_of_the_engine_for_every_plan(pools, index, rows):
     pool = pools[index]
     state = state_of(pool, rows)
-    table = ActionTable(pool)
+    table = ActionTable(Layout.of(pool))
     mask = table.mask(state)
     assert mask.dtype == bool
     assert mask.shape == (len(table),)
@@ -49,7 +50,7 @@ def test_the_mask_is_the_rule_of_the_engine_for_every_plan(pools, index, rows):
 
 
 def test_index_0_is_no_speculation_and_the_rest_is_every_chain_with_every_k(pool):
-    table = ActionTable(pool)
+    table = ActionTable(Layout.of(pool))
     assert table.names[0] == "none"
     assert table.plans[0] == Plan(("target",), 0)
     wanted = [(chain, k) for chain in pool.chains for k in (1, 2, 3, 4, 6)]
@@ -60,10 +61,8 @@ def test_index_0_is_no_speculation_and_the_rest_is_every_chain_with_every_k(pool
 
 
 def test_a_k_larger_than_the_budget_is_masked_and_verifiers_count(variant):
-    table = ActionTable(
-        variant(k_values=(2, 3, 6, 8), chains=[("draft", "target"), ("draft", "mid", "target")])
-    )
-    pool = table.pool
+    pool = variant(k_values=(2, 3, 6, 8), chains=[("draft", "target"), ("draft", "mid", "target")])
+    table = ActionTable(Layout.of(pool))
     allowed = [table.names[a] for a in np.flatnonzero(table.mask(state_of(pool, [(5, 4, 0)])))]
     assert allowed == ["none", "draft@2", "draft@3", "draft>mid@2"]
     last = table.mask(state_of(pool, [(5, 4, 3)]))
@@ -72,7 +71,7 @@ def test_a_k_larger_than_the_budget_is_masked_and_verifiers_count(variant):
 
 def test_a_chain_is_masked_once_any_of_its_members_is_out_of_context(variant):
     pool = variant({"mid": 20})
-    table = ActionTable(pool)
+    table = ActionTable(Layout.of(pool))
     short = table.mask(state_of(pool, [(10, 100, 0)]))
     assert short.all()
     long = table.mask(state_of(pool, [(18, 100, 0)]))

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from specgym.engine.types import Plan, SamplingParams, StepResult
-from specgym.envs.observations import Observer, feature_table
+from specgym.envs.features import feature_table
+from specgym.envs.layout import Layout
+from specgym.envs.observations import Observer
 
 
 def seen(env, observation):
@@ -23,11 +25,13 @@ def assert_valid(env, observation):
 def step_result(chain, k, proposed, accepted, entropy=0.0):
     plan = Plan(tuple(chain.split(">")), k)
     tokens = ((1,) * (accepted[-1] + 1),) if accepted else ((1,),)
-    return StepResult(plan, plan, "", tokens, proposed, accepted, 1.0, (), {}, entropy, (None,))
+    return StepResult(
+        plan, plan, "", tokens, proposed, accepted, 1.0, (), {}, entropy, 1.0, (None,)
+    )
 
 
 def test_the_table_names_every_entry_once_with_unit_bounds_and_source(pool):
-    table = feature_table(pool)
+    table = feature_table(Layout.of(pool))
     names = [feature.name for feature in table]
     assert len(set(names)) == len(names)
     for feature in table:
@@ -107,7 +111,7 @@ def test_values_outside_the_table_are_clipped(make_env):
 
 
 def test_acceptance_is_over_what_was_proposed_to_that_level(pool):
-    observer = Observer(pool)
+    observer = Observer(Layout.of(pool))
     observer.update(step_result("draft>mid>target", 4, (4, 2), (1, 2)), 1.0, 1.0)
     assert observer.acceptance["draft>mid"] == pytest.approx(0.5 + 0.1 * (1 / 4 - 0.5))
     assert observer.acceptance["mid>target"] == pytest.approx(0.5 + 0.1 * (2 / 2 - 0.5))
@@ -174,7 +178,7 @@ def test_restored_statistics_give_the_same_observation(make_env, play, by_chance
     play(env, by_chance(0), seed=0)
     saved = json.loads(json.dumps(env.observer.statistics()))
     observation, _ = env.reset()
-    observer = Observer(pool)
+    observer = Observer(Layout.of(pool))
     assert observer.observe(env.state).tolist() != observation.tolist()
     observer.restore(saved)
     assert observer.observe(env.state).tolist() == observation.tolist()

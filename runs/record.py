@@ -1,0 +1,305 @@
+"""``specgym record``: what every plan would get at every position, and what forwards cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from specgym.engine.pool import ModelPool
+from specgym.envs.costs import MeasuredForward, MeasuredIteration, fit_costs
+from specgym.envs.decode import SpecDecodeEnv
+from specgym.envs.layout import Layout
+from specgym.envs.recording import Recorder
+from specgym.envs.traces import SCHEMA_VERSION, Trace, TraceSet, load_traces, save_traces
+from specgym.envs.workloads import Request, get_workload
+from specgym.runs.build_watch import make_bar
+from specgym.runs.compare import MismatchError
+from specgym.runs.folder import as_plain
+from specgym.runs.results import describe_machine, write_json
+from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.trace_check import check_fit, check_traces, describe, table_of
+from specgym.runs.walk import measured, walk_request
+
+HELD_OUT_EVERY = 3
+NOT_SETTINGS = ("out", "check", "costs", "check_requests", "json", "overwrite")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordConfig(EnvSettings):
+    """Records requests: plain decoding, and at every position what each plan would do there.
+
+    Attributes:
+        out: The file that is written; a stopped recording of this name goes on. By default
+            ``traces/POOL.npz``.
+        num_requests: Requests to record; every third of them is held out.
+        cost_steps: Iterations under random plans that costs are measured on, once all is recorded.
+        costs: Only measure the costs of a recorded file again.
+        check: Instead of recording, drive the live engine with random plans on a file's requests
+            and compare: tokens must agree, seconds should.
+        check_requests: Requests to check on; 0 takes all.
+        json: Where a check's figures are written.
+        overwrite: Replace a file that is there.
+    """
+
+    out: Path | None = None
+    num_requests: int = 144
+    cost_steps: int = 3000
+    costs: bool = False
+    check: bool = False
+    check_requests: int = 24
+    json: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_requests", 1), ("cost_steps", 1), ("check_requests", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: must be >= {least}; got {getattr(self, name)}")
+        if self.costs and self.check:
+            raise ValueError("costs and check: choose one of them")
+        if self.out is not None and self.out.suffix != ".npz":
+            raise ValueError(f"out: must end in .npz; got {self.out}")
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.out or Path("traces") / f"{self.pool.replace(':', '-').replace('/', '-')}.npz"
+
+
+def record(config: RecordConfig, console: Console) -> Path:
+    """Records, goes on with a stopped recording, measures costs again, or checks; the file.
+
+    Raises:
+        ValueError: If settings are refused, or a file or a stopped recording is in the way.
+        StepError: If the engine failed.
+        MismatchError: If a check finds counts that differ.
+    """
+    path = config.path
+    if config.check or config.costs:
+        traces = load_traces(path)
+        pool = make_pool(config)
+        check_fit(traces, pool)
+        requests = known_requests(config, traces)
+        session = Recording(config, pool, console)
+        if config.check:
+            check(config, traces, session.env, requests, console)
+        else:
+            costs = fit_costs(session.layout, list(session.measure(requests)))
+            save_traces(path, dataclasses.replace(traces, costs=costs))
+            console.print(f"costs measured again: {path}")
+        return path
+    if path.exists() and not config.overwrite:
+        raise ValueError(f"out: {path} is there; choose another --out, or --overwrite it")
+    session = Recording(config, make_pool(config), console)
+    try:
+        traces = session.run()
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on from {session.folder}")
+        raise
+    save_traces(path, traces)
+    console.print(
+        f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
+        f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
+    )
+    shutil.rmtree(session.folder)
+    return path
+
+
+def check(
+    config: RecordConfig,
+    traces: TraceSet,
+    env: SpecDecodeEnv,
+    requests: list[Request],
+    console: Console,
+) -> None:
+    """Checks traces against the live engine, and prints and writes what was found.
+
+    Raises:
+        MismatchError: If a count differs.
+    """
+    chosen = requests[: config.check_requests or None]
+    figures = check_traces(traces, env, chosen, config.seed, console)
+    if config.json:
+        write_json(config.json, figures)
+    output = Console()
+    output.print(table_of(figures))
+    output.print(describe(figures))
+    if figures["different"]:
+        raise MismatchError(
+            f"{figures['different']} counts differ from the live engine's, the first (recorded, "
+            f"seen): {figures['first_difference']}"
+        )
+
+
+def known_requests(config: RecordConfig, traces: TraceSet) -> list[Request]:
+    """The requests behind traces, in their order.
+
+    Raises:
+        ValueError: If the workload lacks one, or its text or budget is not what was recorded.
+    """
+    workload = get_workload(config.workload, prompts=config.prompts)
+    known = {request.id: request for request in workload.requests}
+    for trace in traces.traces:
+        if trace.request_id not in known:
+            raise ValueError(
+                f"workload: it has no request {trace.request_id!r}, which is in the file; name the "
+                f"workload and prompts that were recorded ({traces.about['workload']})"
+            )
+    for name in ("max_new_tokens", "exact"):
+        if traces.about[name] != getattr(config, name):
+            raise ValueError(
+                f"{name}: the file was recorded with {traces.about[name]}, not "
+                f"{getattr(config, name)}; give the same"
+            )
+    return [known[trace.request_id] for trace in traces.traces]
+
+
+class Recording:
+    """A recording on its way: parts in a folder beside the file, one per request.
+
+    Args:
+        config: Settings.
+        pool: The members.
+        console: Where progress is shown.
+    """
+
+    def __init__(self, config: RecordConfig, pool: ModelPool, console: Console):
+        self.config, self.pool, self.console = config, pool, console
+        self.folder = config.path.with_name(f"{config.path.name}.parts")
+        self.env = SpecDecodeEnv(
+            pool,
+            config.workload,
+            prompts=config.prompts,
+            max_new_tokens=config.max_new_tokens,
+            exact=config.exact,
+            clock=config.clock,
+        )
+        self.layout = Layout.of(pool)
+        self.requests = choose(config)
+        self.recorder = Recorder(pool, config.exact, self.env.clock)
+
+    def about(self) -> dict[str, Any]:
+        """Where the traces come from."""
+        settings = {k: v for k, v in as_plain(self.config).items() if k not in NOT_SETTINGS}
+        return settings | {
+            "schema_version": SCHEMA_VERSION,
+            "fingerprints": self.pool.fingerprints,
+            "machine": describe_machine(self.pool.model(self.pool.target).device),
+            "specgym": importlib.metadata.version("specgym"),
+        }
+
+    def open_folder(self) -> None:
+        """Makes the parts' folder, or goes on with the one there.
+
+        Raises:
+            ValueError: If it was begun with other settings or on other weights.
+        """
+        path, about = self.folder / "about.json", self.about()
+        if path.exists():
+            before = json.loads(path.read_text())
+            differing = [key for key in about if before.get(key) != about[key]]
+            if differing and not self.config.overwrite:
+                key = differing[0]
+                raise ValueError(
+                    f"{key}: the stopped recording in {self.folder} was begun with "
+                    f"{before.get(key)!r}, now it is {about[key]!r}; finish it as it was begun, or "
+                    f"--overwrite it"
+                )
+            if differing:
+                shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, about)
+
+    def run(self) -> TraceSet:
+        """Records what is missing and measures costs."""
+        self.open_folder()
+        with make_bar("recording", "requests", self.console) as bar:
+            task = bar.add_task("", total=len(self.requests), note="")
+            traces = []
+            for index, (request, split) in enumerate(self.requests):
+                traces.append(self.one(index, request, split))
+                bar.update(task, completed=index + 1, note=f"{request.id}")
+                if not self.console.is_terminal:
+                    self.console.print(f"recorded {index + 1}/{len(self.requests)}: {request.id}")
+        iterations = list(self.measure([request for request, _ in self.requests]))
+        costs = fit_costs(self.layout, iterations)
+        return TraceSet(tuple(traces), self.layout, costs, self.about())
+
+    def one(self, index: int, request: Request, split: str) -> Trace:
+        """A request's trace, from its part where there is one."""
+        path = self.folder / f"{index:05d}.npz"
+        if path.exists():
+            return load_traces(path).traces[0]
+        started = time.perf_counter()
+        trace = self.recorder.record(request, self.env.rows.decode_request(request), split)
+        about = {"seconds": time.perf_counter() - started}
+        save_traces(path, TraceSet((trace,), self.layout, None, about))
+        return trace
+
+    def seconds(self) -> float:
+        """Seconds that the recorded requests took so far, over all runs of the command."""
+        parts = sorted(self.folder.glob("*.npz"))
+        return sum(float(load_traces(path).about["seconds"]) for path in parts)
+
+    def measure(self, requests: list[Request]) -> Iterator[MeasuredIteration]:
+        """Iterations under random plans, from parts where there are some."""
+        rng = np.random.default_rng(self.config.seed)
+        order = rng.permutation(len(requests))
+        with make_bar("measuring costs", "iterations", self.console) as bar:
+            task = bar.add_task("", total=self.config.cost_steps, note="")
+            done = rounds = 0
+            while done < self.config.cost_steps:
+                request = requests[order[rounds % len(order)]]
+                path = self.folder / f"costs-{rounds:05d}.json"
+                if path.exists():
+                    iterations = [restore(i) for i in json.loads(path.read_text())]
+                else:
+                    walk_rng = np.random.default_rng([self.config.seed, rounds])
+                    begun, infos = walk_request(self.env, request, walk_rng)
+                    iterations = measured(self.layout, begun, infos)
+                    if self.folder.exists():
+                        write_json(path, [dataclasses.asdict(i) for i in iterations])
+                yield from iterations
+                done += len(iterations)
+                rounds += 1
+                bar.update(task, completed=min(done, self.config.cost_steps))
+
+
+def choose(config: RecordConfig) -> list[tuple[Request, str]]:
+    """The requests to record with their split: every third is held out.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
+    parts = {
+        split: get_workload(config.workload, prompts=config.prompts, split=split)
+        for split in ("train", "held-out")
+    }
+    num_held = config.num_requests // HELD_OUT_EVERY
+    wanted = {"train": config.num_requests - num_held, "held-out": num_held}
+    for split, workload in parts.items():
+        if wanted[split] > len(workload.requests):
+            raise ValueError(
+                f"num_requests: the workload has {len(workload.requests)} {split} requests, "
+                f"{config.num_requests} need {wanted[split]}; ask for fewer, or give more --prompts"
+            )
+    chosen = {split: list(parts[split].select(wanted[split], config.seed)) for split in parts}
+    return [
+        (chosen[split].pop(0), split)
+        for index in range(config.num_requests)
+        for split in ["held-out" if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"]
+    ]
+
+
+def restore(plain: dict[str, Any]) -> MeasuredIteration:
+    """An iteration from JSON values."""
+    forwards = tuple(MeasuredForward(**forward) for forward in plain["forwards"])
+    return MeasuredIteration(**{**plain, "chain": tuple(plain["chain"]), "forwards": forwards})

@@ -1,0 +1,220 @@
+"""``specgym record --check``: recorded tables against the live engine under random plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from specgym.engine.pool import ModelPool
+from specgym.envs.decode import SpecDecodeEnv
+from specgym.envs.layout import Layout
+from specgym.envs.tables import TraceTables, make_tables
+from specgym.envs.traces import TraceSet
+from specgym.envs.workloads import Request
+from specgym.runs.build_watch import make_bar
+from specgym.runs.results import SCHEMA, describe_machine
+from specgym.runs.walk import walk_request
+
+NEVER = -1
+
+
+def check_fit(traces: TraceSet, pool: ModelPool) -> None:
+    """Refuses traces of another pool.
+
+    Raises:
+        ValueError: If members, weights, chains or K values differ.
+    """
+    layout = Layout.of(pool)
+    if layout.as_plain() != traces.layout.as_plain():
+        raise ValueError(
+            f"traces: they were recorded with chains {chains_of(traces.layout)} and K "
+            f"{traces.layout.k_values}, the pool has {chains_of(layout)} and {layout.k_values}; "
+            f"load the pool as it was recorded"
+        )
+    for name, fingerprint in pool.fingerprints.items():
+        recorded = traces.about["fingerprints"].get(name)
+        if recorded != fingerprint:
+            raise ValueError(
+                f"traces: member {name!r} had the weights {recorded} when they were recorded, now "
+                f"it has {fingerprint}; record them again on this pool"
+            )
+
+
+def chains_of(layout: Layout) -> str:
+    """A layout's chains for a message."""
+    return ", ".join(">".join(chain) for chain in layout.chains)
+
+
+class Follower:
+    """How far followers lag along a walk, by a trace's tables."""
+
+    def __init__(self, tables: TraceTables):
+        self.tables = tables
+        self.position = 0
+        self.lags = [NEVER] * tables.uses.shape[2]
+
+    def seconds(self, action: int) -> float:
+        """Seconds of an iteration here, catch-up and first prefills included."""
+        tables, g = self.tables, self.position
+        total = float(tables.seconds[g, action])
+        for follower, lag in enumerate(self.lags):
+            if tables.uses[g, action, follower]:
+                total += tables.catchup[action, follower, g if lag == NEVER else lag]
+                total += tables.prefill[follower] if lag == NEVER else 0.0
+        return total
+
+    def advance(self, action: int) -> None:
+        """Goes on to where the action leads."""
+        tables, g = self.tables, self.position
+        tokens = int(tables.tokens[g, action])
+        for follower, lag in enumerate(self.lags):
+            if tables.uses[g, action, follower]:
+                self.lags[follower] = int(tables.lag_after[g, action, follower])
+            elif lag != NEVER:
+                self.lags[follower] = lag + tokens
+        self.position += tokens
+
+
+@dataclasses.dataclass
+class Found:
+    """What a check found: per iteration, and per request.
+
+    Attributes:
+        different: Iterations whose counts differ from the table's.
+        ratios: Per executed plan, (predicted, measured) seconds over the baseline's.
+        totals: Per request, predicted and measured seconds over the baseline's, summed.
+    """
+
+    different: list[dict[str, Any]]
+    ratios: dict[str, list[tuple[float, float]]]
+    totals: list[tuple[float, float]]
+
+
+def check_traces(
+    traces: TraceSet, env: SpecDecodeEnv, requests: Sequence[Request], seed: int, console: Console
+) -> dict[str, Any]:
+    """Drives the live engine with random plans, and returns how far the traces are from it.
+
+    Args:
+        traces: What was recorded, with costs.
+        env: The live environment.
+        requests: The requests of the first so many traces.
+        seed: Draws the plans.
+        console: Where progress is shown.
+
+    Raises:
+        ValueError: If the traces have no costs.
+        StepError: If the engine failed.
+    """
+    if traces.costs is None:
+        raise ValueError("traces: no costs were measured; run specgym record --costs on the file")
+    found = Found([], defaultdict(list), [])
+    with make_bar("checking", "requests", console) as bar:
+        task = bar.add_task("", total=len(requests), note="")
+        for index, request in enumerate(requests):
+            trace = traces.traces[index]
+            tables = make_tables(trace, traces.layout, traces.costs, exact=env.exact)
+            rng = np.random.default_rng([seed, index, 1])
+            check_request(env, request, tables, rng, found)
+            bar.update(task, completed=index + 1)
+    machine = describe_machine(env.pool.model(env.pool.target).device)
+    return summarize(found) | {"schema": SCHEMA, "machine": machine}
+
+
+def check_request(
+    env: SpecDecodeEnv,
+    request: Request,
+    tables: TraceTables,
+    rng: np.random.Generator,
+    found: Found,
+) -> None:
+    """Walks one request under random plans and compares each iteration."""
+    _, infos = walk_request(env, request, rng)
+    follower = Follower(tables)
+    predicted_total = measured_total = 0.0
+    for info in infos:
+        g, asked = follower.position, info["asked_action"]
+        difference = compare_counts(tables, g, asked, info)
+        if difference:
+            found.different.append({"request": request.id, "position": g} | difference)
+            return
+        predicted = follower.seconds(asked) / tables.baseline[g]
+        seen = info["iter_seconds"] / info["baseline_seconds"]
+        name = env.action_names[info["executed_action"]]
+        found.ratios[name].append((predicted, seen))
+        predicted_total += predicted
+        measured_total += seen
+        follower.advance(asked)
+    found.totals.append((predicted_total, measured_total))
+
+
+def compare_counts(
+    tables: TraceTables, g: int, asked: int, info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What differs between an iteration and the table, as (recorded, seen); nothing when equal."""
+    levels = len(info["accepted_per_level"])
+    pairs = {
+        "tokens": (int(tables.tokens[g, asked]), info["tokens"]),
+        "executed_action": (int(tables.executed[g, asked]), info["executed_action"]),
+        "proposed": (tables.proposed[g, asked, :levels].tolist(), info["proposed_per_level"]),
+        "accepted": (tables.accepted[g, asked, :levels].tolist(), info["accepted_per_level"]),
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def summarize(found: Found) -> dict[str, Any]:
+    """The check's figures: counts, error and bias by plan, error by request."""
+    plans = {}
+    for name, pairs in found.ratios.items():
+        errors = np.array([predicted / seen - 1.0 for predicted, seen in pairs])
+        sums = np.sum(pairs, axis=0)
+        plans[name] = {
+            "iterations": len(pairs),
+            "median_absolute_error": float(np.median(np.abs(errors))),
+            "bias": float(sums[0] / sums[1] - 1.0),
+        }
+    totals = np.array(found.totals).reshape(-1, 2)
+    request_errors = np.abs(totals[:, 0] / totals[:, 1] - 1.0)
+    return {
+        "iterations": sum(map(len, found.ratios.values())) + len(found.different),
+        "different": len(found.different),
+        "first_difference": found.different[0] if found.different else None,
+        "plans": plans,
+        "worst_plan_error": max((p["median_absolute_error"] for p in plans.values()), default=0.0),
+        "total_error": float(totals[:, 0].sum() / max(totals[:, 1].sum(), 1e-12) - 1.0),
+        "median_request_error": float(np.median(request_errors)) if len(totals) else 0.0,
+        "worst_request_error": float(request_errors.max()) if len(totals) else 0.0,
+    }
+
+
+def table_of(figures: Mapping[str, Any]) -> Table:
+    """The table by plan."""
+    table = Table(box=box.SIMPLE, title="predicted t / t_base against measured")
+    table.add_column("plan")
+    for heading in ("iterations", "median |error|", "bias"):
+        table.add_column(heading, justify="right")
+    for name, plan in sorted(figures["plans"].items()):
+        values: Sequence[str] = (
+            str(plan["iterations"]),
+            f"{plan['median_absolute_error']:.1%}",
+            f"{plan['bias']:+.1%}",
+        )
+        table.add_row(name, *values)
+    return table
+
+
+def describe(figures: Mapping[str, Any]) -> str:
+    """The line under the table."""
+    same = figures["iterations"] - figures["different"]
+    return (
+        f"counts equal in {same} of {figures['iterations']} iterations; seconds over a request: "
+        f"median error {figures['median_request_error']:.1%}, worst "
+        f"{figures['worst_request_error']:.1%}, over all {figures['total_error']:+.1%}"
+    )
