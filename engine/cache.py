@@ -78,6 +78,7 @@ class MaskedKVCache(Cache):
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
         self.positions_BS = allocate(name, "positions", next(kinds), shape)
+        self.steps_S = torch.arange(num_slots, device=device)
         self.rows_B1 = torch.arange(batch_size, device=device)[:, None]
         self.window_slots_BT: torch.Tensor | None = None  # None: all rows at ``num_used``
 
@@ -141,7 +142,7 @@ class MaskedKVCache(Cache):
         """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
         device = self.valid_BS.device
         first_B = torch.tensor([len(slots) for slots in self.row_slots], device=device)
-        return first_B[:, None] + torch.arange(num_rows, device=device)
+        return first_B[:, None] + self.steps_S[:num_rows]
 
     def mask(self, num_fed: list[int], num_rows: int, *, sliding: bool = False) -> torch.Tensor:
         """The additive attention mask of the next window, [B, 1, T, L].
@@ -170,10 +171,9 @@ class MaskedKVCache(Cache):
         if sliding and self.sliding_window is not None:
             first_BT = last_BT - (self.sliding_window - 1)
         if min(num_fed) < num_rows:
-            steps_T = torch.arange(num_rows, device=device)
-            is_pad_BT = steps_T >= torch.tensor(num_fed, device=device)[:, None]
+            is_pad_BT = self.steps_S[:num_rows] >= torch.tensor(num_fed, device=device)[:, None]
             first_BT = torch.where(is_pad_BT, last_BT, first_BT)
-        slots_L = torch.arange(self.attended_length(self.num_used + num_rows), device=device)
+        slots_L = self.steps_S[: self.attended_length(self.num_used + num_rows)]
         return (slots_L <= last_BT[..., None]) & (slots_L >= first_BT[..., None])
 
     def shared_visible(self, num_fed: list[int], num_rows: int, sliding: bool) -> torch.Tensor:
@@ -217,21 +217,28 @@ class MaskedKVCache(Cache):
 
         Called once per forward, after all layers: they all saw the same write position.
         """
-        device = self.valid_BS.device
-        steps_T = torch.arange(num_rows, device=device)
-        real_BT = steps_T < torch.tensor(num_fed, device=device)[:, None]
-        positions_BT = self.positions(num_rows)
+        if self.num_sequences == 1:
+            first, stop = self.num_used, self.num_used + num_fed[0]
+            self.valid_BS[0, first:stop] = True
+            self.positions_BS[0, first:stop] = self.steps_S[len(self.row_slots[0]) :][: num_fed[0]]
+        else:
+            self.mark(num_fed, num_rows)
+        for slots, count in zip(self.row_slots, num_fed, strict=True):
+            first = len(slots) if self.aligned else self.num_used
+            slots.extend(range(first, first + count))
+        self.window_slots_BT = None
+        self.truncate()
+
+    def mark(self, num_fed: list[int], num_rows: int) -> None:
+        """Writes down validity and positions of a window of several rows."""
+        fed_B1 = torch.tensor(num_fed, device=self.device)[:, None]
+        real_BT, positions_BT = self.steps_S[:num_rows] < fed_B1, self.positions(num_rows)
         if self.window_slots_BT is None:
             window = slice(self.num_used, self.num_used + num_rows)
             self.valid_BS[:, window], self.positions_BS[:, window] = real_BT, positions_BT
         else:
             self.valid_BS[self.rows_B1, self.window_slots_BT] = real_BT
             self.positions_BS[self.rows_B1, self.window_slots_BT] = positions_BT
-        for slots, count in zip(self.row_slots, num_fed, strict=True):
-            first = len(slots) if self.aligned else self.num_used
-            slots.extend(range(first, first + count))
-        self.window_slots_BT = None
-        self.truncate()
 
     def keep(self, counts: list[int]) -> None:
         """Rolls each row back to its first ``counts[row]`` tokens, then truncates.
@@ -282,7 +289,7 @@ class MaskedKVCache(Cache):
         for row, slots in enumerate(self.row_slots):
             self.row_slots[row] = list(range(len(slots)))
             self.valid_BS[row, : len(slots)] = True
-        self.positions_BS[:] = torch.arange(self.num_slots, device=self.valid_BS.device)
+        self.positions_BS[:] = self.steps_S
         self.num_used = width
 
     def make_room(self, num_rows: int) -> None:

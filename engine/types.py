@@ -138,7 +138,8 @@ class ForwardCost:
         num_rows: Rows of the token dimension computed, pads included.
         num_catchup: Tokens among them that only caught up with what was committed before.
         seconds: Measured duration.
-        unique_experts: Experts activated per MoE layer; empty for a dense model.
+        unique_experts: Experts activated per MoE layer, or their mean alone; empty for a dense
+            model.
     """
 
     member: str
@@ -147,7 +148,7 @@ class ForwardCost:
     num_rows: int
     num_catchup: int
     seconds: float
-    unique_experts: tuple[int, ...] = ()
+    unique_experts: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 
 from specgym.envs.layout import Layout
 
-ROLES = ("draft", "verify", "catchup")
+# A drafter's first forward of an iteration eats what is pending, its others one guess each.
+ROLES = ("draft", "guess", "verify", "catchup")
 BUCKET = 64  # slots: KV lengths of exact mode are multiples of it
 FEW = 5  # samples below which a cell borrows from its neighbours
 ARRAYS = ("kv_lengths", "seconds", "experts", "seconds_per_expert", "prefill", "overhead", "spread")
@@ -113,7 +114,7 @@ class CostTable:
 
         Args:
             member: Whose.
-            role: ``draft``, ``verify`` or ``catchup``.
+            role: ``draft``, ``guess``, ``verify`` or ``catchup``.
             num_tokens: Real tokens fed; more than the window holds cost as a prefill does.
             bucket: Of the KV length.
             experts: Mean unique experts per layer; None takes those of the measurement.
@@ -129,7 +130,9 @@ class CostTable:
         return seconds
 
     def prefill_seconds(self, member: str, num_tokens: int) -> float:
-        """Seconds of a drafter's first look at a prompt."""
+        """Seconds of a drafter's first look at a prompt; none where there is nothing to see."""
+        if num_tokens < 1:
+            return 0.0
         constant, per_token = self.prefill[self.members.index(member)]
         return float(constant + per_token * num_tokens)
 
@@ -217,22 +220,21 @@ def gather(table: CostTable, iterations: Iterable[MeasuredIteration]) -> Cells:
 
 
 def fill_member(table: CostTable, member: int, cells: Cells) -> None:
-    """Fills a member's part of the table: medians, and the slope over unique experts."""
+    """Fills a member's part of the table: the slope over unique experts, then medians."""
+    pairs = [
+        np.array(samples) - np.median(samples, axis=0)
+        for cell, samples in cells.items()
+        if cell[0] == member
+    ]
+    rise = slope(np.concatenate(pairs)) if pairs else 0.0
+    table.seconds_per_expert[member] = rise
     for role in range(len(ROLES)):
         for tokens, bucket in np.ndindex(table.seconds.shape[2:]):
             samples = lookup(cells, (member, role, tokens, bucket), table.seconds.shape)
             seconds, experts = np.array(samples).T if samples else (np.zeros(1), np.zeros(1))
-            table.seconds[member, role, tokens, bucket] = np.median(seconds)
-            table.experts[member, role, tokens, bucket] = np.mean(experts)
-    pairs = []
-    for cell, samples in cells.items():
-        if cell[0] == member:
-            pairs += [
-                (experts - table.experts[cell], seconds - table.seconds[cell])
-                for seconds, experts in samples
-            ]
-    if pairs:
-        table.seconds_per_expert[member] = slope(*np.array(pairs).T)
+            level = np.median(seconds - rise * (experts - experts.mean()))
+            table.seconds[member, role, tokens, bucket] = level
+            table.experts[member, role, tokens, bucket] = experts.mean()
 
 
 def lookup(
@@ -257,20 +259,26 @@ def lookup(
     return []
 
 
-def slope(experts: np.ndarray, seconds: np.ndarray) -> float:
-    """Seconds per unique expert from deviations of both; outliers are pulled in; at least 0."""
-    limit = 4.0 * np.median(np.abs(seconds)) + 1e-12
-    weight = float((experts**2).sum())
-    if weight < 1e-9:
-        return 0.0
-    return max(float((experts * seconds.clip(-limit, limit)).sum()) / weight, 0.0)
+def slope(deviations: np.ndarray) -> float:
+    """Seconds per unique expert, at least 0, from deviations of (seconds, experts), [n, 2].
+
+    Least squares after the largest tenth of the residuals was left out.
+    """
+    rise = 0.0
+    for _ in range(3):
+        residuals = np.abs(deviations[:, 0] - rise * deviations[:, 1])
+        seconds, experts = deviations[residuals <= np.percentile(residuals, 90.0) + 1e-12].T
+        weight = float((experts**2).sum())
+        if weight < 1e-9:
+            return 0.0
+        rise = max(float((experts * seconds).sum()) / weight, 0.0)
+    return rise
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Constant and slope (at least 0) of a line through points, outliers pulled in; zeros if none.
 
-    Theil and Sen's slope over medians of equal x would need more points than there are: this is
-    least squares after one trimming of the largest residuals.
+    Least squares, twice: the second time without the largest residuals of the first.
     """
     if not len(x):
         return 0.0, 0.0

@@ -20,15 +20,15 @@ from specgym.engine.decoding import (
     start,
 )
 from specgym.engine.loading import load_pool
-from specgym.engine.members import ModelMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
-from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
+from specgym.engine.types import Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
+from specgym.envs.information import describe_step
 from specgym.envs.layout import Layout
 from specgym.envs.observations import Observer
+from specgym.envs.options import check_options
 from specgym.envs.rewards import get_reward
-from specgym.envs.rewards import utility as utility_of
 from specgym.envs.rows import Rows
 from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
@@ -212,7 +212,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts an episode; see the class for ``options``."""
-        options = check_options(options)
+        options = check_options(options, Request | DecodeRequest, "a Request or a DecodeRequest")
         if self.batch_size > 1 and "request" in options:
             raise ValueError("options['request']: goes with batch_size=1; give a workload instead")
         super().reset(seed=seed)
@@ -388,29 +388,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     def describe(self, result: StepResult, baseline_seconds: float) -> dict[str, Any]:
         """The step's ``info``, but for what the environment alone knows."""
         assert self.state is not None
-        plan = result.executed
-        return {
-            "tokens": result.num_tokens,
-            "drafted": result.num_drafted,
-            "accepted": result.num_accepted,
-            "accepted_per_level": list(result.accepted_per_level),
-            "proposed_per_level": list(result.proposed_per_level),
-            "chain": ">".join(plan.chain),
-            "k": plan.k,
-            "executed_action": self.table.index(plan),
-            "reason": result.reason,
-            "iter_seconds": result.seconds,
-            "draft_seconds": result.seconds_of("draft"),
-            "verify_seconds": result.seconds_of("verify"),
-            "catchup_seconds": result.seconds_of("catchup"),
-            "baseline_seconds": baseline_seconds,
-            "utility": utility_of(result.num_tokens, result.seconds, baseline_seconds),
-            "forwards": [describe_forward(cost) for cost in result.forwards],
-            "divergence": result.divergence,
+        known = describe_step(result, baseline_seconds, self.table, self.layout.experts_per_token)
+        return known | {
             "kv_len": self.state.kv_length,
             "context_len": max(map(len, self.state.tokens)),
-            "unique_experts": expert_ratio(result, self.pool.model(self.pool.target)),
-            "finish_reason": finish_reason(result),
         }
 
     def render(self) -> str | None:  # type: ignore[override]
@@ -420,62 +401,6 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         outputs = [self.state.output(row) for row in range(self.batch_size)]
         decode = self.pool.tokenizer.decode if self.pool.tokenizer else str
         return "\n\n".join(map(decode, outputs))
-
-
-def finish_reason(result: StepResult) -> str | None:
-    """Why the last of the rows ended; None while one decodes."""
-    ended = [
-        reason
-        for reason, tokens in zip(result.finish_reasons, result.tokens, strict=True)
-        if tokens
-    ]
-    return None if None in ended else ended[-1]
-
-
-def expert_ratio(result: StepResult, target: ModelMember) -> float:
-    """Mean unique experts per layer in the target's verification over one token's; 1 if dense."""
-    counts = result.forwards[-1].unique_experts
-    if target.experts is None or not counts:
-        return 1.0
-    return sum(counts) / len(counts) / target.experts.experts_per_token
-
-
-def describe_forward(cost: ForwardCost) -> dict[str, Any]:
-    """A forward's cost as plain values."""
-    return {
-        "member": cost.member,
-        "role": cost.role,
-        "num_tokens": cost.num_tokens,
-        "num_rows": cost.num_rows,
-        "num_catchup": cost.num_catchup,
-        "seconds": cost.seconds,
-        "unique_experts": list(cost.unique_experts),
-    }
-
-
-def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
-    """The options of a reset.
-
-    Raises:
-        ValueError: If there are unknown ones, or one has the wrong type.
-    """
-    options = options or {}
-    unknown = sorted(options.keys() - {"request", "divergence_every"})
-    if unknown:
-        raise ValueError(
-            f"options: {unknown[0]!r} is unknown; there are 'request' and 'divergence_every'"
-        )
-    if not isinstance(options.get("request"), Request | DecodeRequest | None):
-        raise ValueError(
-            f"options['request']: must be a Request or a DecodeRequest; got {options['request']!r}"
-        )
-    every = options.get("divergence_every", 0)
-    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 0:
-        raise ValueError(
-            f"options['divergence_every']: must be a whole number of steps, 0 for never; "
-            f"got {every!r}"
-        )
-    return options
 
 
 def make_workload(workload: Workload | str, prompts: Path | None, split: Split) -> Workload:

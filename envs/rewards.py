@@ -7,11 +7,15 @@ time; its sum is the time saved. A test computes the optimal policy under each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+Real = TypeVar("Real", float, np.ndarray)  # of one iteration, or of one in every row
 
 
-def utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+def utility(tokens: Real, seconds: Real, baseline_seconds: Real) -> Real:
     """U = tokens / (t_iter / t_base): tokens per iteration over relative cost; 1 is break-even.
 
     For bandits (gamma = 0) and for reading. Source: Cascade (arXiv 2506.20675), utility.
@@ -19,24 +23,24 @@ def utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
     return tokens * baseline_seconds / seconds
 
 
-def net_utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+def net_utility(tokens: Real, seconds: Real, baseline_seconds: Real) -> Real:
     """(U - 1) t_iter / t_base = tokens - t_iter / t_base: time saved, in units of t_base. Ours."""
     return tokens - seconds / baseline_seconds
 
 
-def log_utility(tokens: int, seconds: float, baseline_seconds: float) -> float:
+def log_utility(tokens: Real, seconds: Real, baseline_seconds: Real) -> Real:
     """log U: symmetric in speed-up and slow-down. For reading and for bandits."""
-    return math.log(utility(tokens, seconds, baseline_seconds))
+    return np.log(utility(tokens, seconds, baseline_seconds))
 
 
-REWARDS: dict[str, Callable[[int, float, float], float]] = {
+REWARDS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "net_utility": net_utility,
     "utility": utility,
     "log_utility": log_utility,
 }
 
 
-def get_reward(name: str) -> Callable[[int, float, float], float]:
+def get_reward(name: str) -> Callable[[Any, Any, Any], Any]:
     """The reward function of this name.
 
     Raises:

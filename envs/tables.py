@@ -184,8 +184,9 @@ class Maker:
         """Seconds of the forwards, all followers caught up, and the experts of the last one."""
         costs, bucket = self.costs, self.bucket
         if self.layout.kinds[plan.chain[0]] != "ngram":
-            one = costs.forward_seconds(plan.chain[0], "draft", 1, bucket)
-            self.draft_seconds[:, action] = num_drafted * one
+            first = costs.forward_seconds(plan.chain[0], "draft", 1, bucket)
+            guess = costs.forward_seconds(plan.chain[0], "guess", 1, bucket)
+            self.draft_seconds[:, action] = first + (num_drafted - 1) * guess
         for level, name in enumerate(plan.chain[1:]):
             fed = 1 + self.proposed[:, action, level]
             experts = None

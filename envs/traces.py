@@ -208,6 +208,9 @@ def assemble(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Tra
     split: dict[str, list[Any]] = {
         name: np.split(arrays[name], arrays[f"{name}.ends"][:-1]) for name in ARRAYS
     }
+    counts = {len(parts) for parts in split.values()}
+    if counts != {len(header["labels"])}:
+        raise ValueError(f"it has {len(header['labels'])} labels and arrays of {counts} traces")
     traces = tuple(
         Trace(**labels, **{name: parts[index] for name, parts in split.items()})
         for index, labels in enumerate(header["labels"])

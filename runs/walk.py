@@ -51,12 +51,14 @@ def measured(
     }
     iterations = []
     for info in infos:
-        forwards = []
+        forwards: list[MeasuredForward] = []
         for forward in info["forwards"]:
             left = to_prefill.get(forward["member"], 0)
             if left > 0:
                 to_prefill[forward["member"]] = left - forward["num_tokens"]
-            forwards.append(describe(forward, is_prefill=left > 0))
+            is_guess = any(f.role == "draft" for f in forwards) and forward["role"] == "draft"
+            role = "guess" if is_guess else forward["role"]
+            forwards.append(describe(forward, role, is_prefill=left > 0))
         iterations.append(
             MeasuredIteration(
                 chain=tuple(info["chain"].split(">")),
@@ -70,12 +72,12 @@ def measured(
     return iterations
 
 
-def describe(forward: Mapping[str, Any], is_prefill: bool) -> MeasuredForward:
-    """A forward of ``info``."""
+def describe(forward: Mapping[str, Any], role: str, is_prefill: bool) -> MeasuredForward:
+    """A forward of ``info``, under the role that its cost goes by."""
     experts = forward["unique_experts"]
     return MeasuredForward(
         member=forward["member"],
-        role=forward["role"],
+        role=role,
         num_tokens=forward["num_tokens"],
         experts=float(np.mean(experts)) if experts else 0.0,
         seconds=forward["seconds"],

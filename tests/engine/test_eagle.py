@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
 from specgym.engine.eagle_member import EagleMember
-from specgym.engine.kernels import widen
+from specgym.engine.kernels import fold_mask, widen
 from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
@@ -249,3 +249,44 @@ def test_a_file_that_is_no_head_is_refused(tmp_path):
     save_file({"fc.weight": torch.zeros(32, 96)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="missing"):
         load_eagle(folder, NUM_LAYERS, torch.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_lean_forward_is_the_modules(layout, tmp_path):
+    """A window behind nothing, then one token behind it."""
+    head = load_eagle(write_published(tmp_path, layout), NUM_LAYERS, torch.float32).head
+    member = make_pool(tmp_path).members["eagle"]
+    memory = member.new_memory(1, 32)
+    embeds, features = torch.randn(1, 5, 32), torch.randn(1, 5, head.shape.num_features)
+
+    def attend(index, queries, keys, values):
+        q, k, v = (states.transpose(1, 2) for states in (queries, keys, values))
+        k, v = (states.repeat_interleave(2, dim=1) for states in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    taken = head.take_in(features)
+    expected = head(embeds, taken, torch.arange(5)[None], attend)
+    outputs = []
+    for first, stop in ((0, 4), (4, 5)):
+        width = stop - first
+        mask = memory.bias([width], width)
+        folded = None if mask is None else fold_mask(mask, member.groups)
+        part = member.lean.take_in(features[:, first:stop])
+        window = embeds[:, first:stop]
+        outputs.append(member.lean(window, part, memory.rotation(width), folded, memory))
+        memory.advance([width], width)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_guess_is_one_row_and_committed_tokens_come_in_the_modes_windows(folder):
+    """Guesses are dropped, so that only what stays needs a fixed shape."""
+    pool = make_pool(folder)
+    for exact, firsts in ((True, {pool.window}), (False, {1, 2, 3, 4, 5})):
+        _, results = decode(pool, [DecodeRequest(PROMPTS[1], BUDGET)], lambda _: PLAN, exact=exact)
+        drafts = [
+            [cost.num_rows for cost in result.forwards if cost.role == "draft"]
+            for result in results
+            if result.executed == PLAN
+        ]
+        assert {rows[0] for rows in drafts} <= firsts
+        assert {row for rows in drafts for row in rows[1:]} == {1}

@@ -6,9 +6,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool, tiny_tokenizer
+from specgym.engine.timing import CountingClock
 from specgym.envs import SpecDecodeEnv
+from specgym.envs.costs import ROLES, CostTable
+from specgym.envs.layout import Layout
+from specgym.envs.library import TraceLibrary
+from specgym.envs.recording import Recorder
+from specgym.envs.traces import TraceSet
 from specgym.envs.workloads import Request, Workload
 
 PROMPTS = (
@@ -113,3 +120,51 @@ def request_of():
         return {"request": Request("given", text, "tiny"), **more}
 
     return options
+
+
+@pytest.fixture(scope="session")
+def record():
+    """Records requests on a pool, with ``counting_costs``; every third is held out."""
+
+    def run(pool, requests=WORKLOAD.requests, max_new_tokens=24, exact=True, **settings):
+        recorder = Recorder(pool, exact, CountingClock())
+        traces = []
+        for index, request in enumerate(requests):
+            asked = DecodeRequest(pool.encode(request.prompt), max_new_tokens, **settings)
+            split = "held-out" if index % 3 == 2 else "train"
+            traces.append(recorder.record(request, asked, split))
+        costs = counting_costs(pool, Layout.of(pool))
+        return TraceSet(tuple(traces), Layout.of(pool), costs, {"exact": exact})
+
+    return run
+
+
+def counting_costs(pool, layout, spread=0.1):
+    """What a counting clock charges whose rows after the first cost nothing."""
+    names = (layout.target, *layout.followers)
+    chains = ((layout.target,), *layout.chains)
+    own = np.array([pool.members[name].clock_cost for name in names])
+    seconds = np.tile(own[:, None, None, None], (1, len(ROLES), layout.window, 1))
+    return CostTable(
+        members=names,
+        chains=chains,
+        kv_lengths=np.array([64]),
+        seconds=seconds,
+        experts=np.zeros_like(seconds),
+        seconds_per_expert=np.zeros(len(names)),
+        prefill=np.stack([own, 0.0 * own], axis=1),
+        overhead=np.zeros((len(chains), 2)),
+        spread=np.full((len(chains), max(layout.k_values) + 1), spread),
+    )
+
+
+@pytest.fixture(scope="session")
+def traces(pool, record):
+    """The tiny pool's traces of all prompts."""
+    return record(pool)
+
+
+@pytest.fixture(scope="session")
+def library(traces):
+    """Their tables."""
+    return TraceLibrary(traces)

@@ -1,0 +1,225 @@
+"""Thousands of replays in numpy, as a vectorised environment of stable-baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from specgym.envs.disturbances import CostFactors, Disturbance
+from specgym.envs.library import TraceLibrary
+from specgym.envs.replay import Deck, Order, check_stream, make_library
+from specgym.envs.rewards import get_reward
+from specgym.envs.traces import TraceSet
+from specgym.envs.vector_observer import VectorObserver
+from specgym.envs.vector_playback import VectorFactors, VectorPlayback
+
+
+class VectorReplay(VecEnv):
+    """Many ``ReplayEnv`` stepped at once; row i under seed s is ``ReplayEnv`` under seed s + i.
+
+    That holds but for noise and drift, which come from one random stream for all rows. Finished
+    rows go on with their next episode by themselves. Only the ``info`` of an episode's last step
+    holds anything: ``terminal_observation``, ``episode`` (its return ``r`` and length ``l``),
+    ``request_id`` and ``TimeLimit.truncated``.
+
+    Args:
+        traces: As of ``ReplayEnv``; so are the others that are not explained.
+        num_envs: Rows.
+        split: Not beside a library.
+        k_values: Not beside a library.
+        num_requests: Requests of an episode.
+        reward: Name of the reward.
+        order: ``permuted`` or ``recorded``.
+        disturbance: What happens to costs.
+
+    Raises:
+        ValueError: If an argument is out of range, or the traces cannot be used.
+    """
+
+    def __init__(
+        self,
+        traces: TraceLibrary | TraceSet | Path | str,
+        num_envs: int = 64,
+        split: str = "all",
+        k_values: Sequence[int] | None = None,
+        num_requests: int = 1,
+        reward: str = "net_utility",
+        order: Order = "permuted",
+        disturbance: Disturbance = Disturbance(),  # noqa: B008 (frozen)
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs: must be >= 1; got {num_envs}")
+        self.render_mode = None
+        self.library = make_library(traces, split, k_values)
+        self.num_requests = check_stream(num_requests, order)
+        self.order, self.disturbance = order, disturbance
+        self.reward_of = get_reward(reward)
+        self.observer = VectorObserver(self.library.layout, num_envs)
+        self.features = self.observer.features
+        super().__init__(
+            num_envs,
+            gym.spaces.Box(self.observer.low, self.observer.high, dtype=np.float32),
+            gym.spaces.Discrete(len(self.library.table)),
+        )
+        self.playback = VectorPlayback(self.library, num_envs)
+        self.num_left = np.zeros(num_envs, dtype=np.int64)
+        self.num_begun = np.zeros(num_envs, dtype=np.int64)
+        self.returns = np.zeros(num_envs)
+        self.lengths = np.zeros(num_envs, dtype=np.int64)
+        self.decks: list[Deck] = []
+
+    @property
+    def plans(self) -> Sequence[tuple[tuple[str, ...], int]]:
+        """(chain, K) of every action."""
+        return self.library.table.arrays()
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Name of every action."""
+        return self.library.table.names
+
+    def action_masks(self) -> np.ndarray:
+        """Which actions can run now in every row, [B, A] bool."""
+        return self.playback.allowed()
+
+    def reset(self) -> np.ndarray:
+        """Starts an episode in every row; after ``seed`` also the streams and statistics anew."""
+        if not self.decks or self._seeds[0] is not None:
+            self.restart(self._seeds)
+        self._reset_seeds()
+        self.start_episodes(range(self.num_envs))
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        return self.observer.observe(*self.playback.observed())
+
+    def restart(self, seeds: Sequence[int | None]) -> None:
+        """Begins every row's stream anew, and forgets all statistics."""
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        noise = [int(generator.integers(2**63)) for generator in generators]
+        self.factors = CostFactors(self.disturbance, self.num_envs, np.random.default_rng(noise))
+        self.decks = [Deck(len(self.library), self.order, rng) for rng in generators]
+        self.num_begun[:] = 0
+        self.observer.clear()
+
+    def start_episodes(self, rows: Iterable[int]) -> None:
+        """Starts an episode in these rows."""
+        rows = np.array(rows, dtype=np.int64)
+        self.num_left[rows] = self.num_requests
+        self.returns[rows] = 0.0
+        self.lengths[rows] = 0
+        self.begin(rows)
+
+    def begin(self, rows: np.ndarray) -> None:
+        """Goes to the start of the streams' next requests in these rows."""
+        self.playback.begin(rows, np.array([next(self.decks[row]) for row in rows.tolist()], int))
+        for row in () if self.factors.is_quiet else rows.tolist():
+            self.factors.begin(row, int(self.num_begun[row]))
+        self.num_begun[rows] += 1
+        self.num_left[rows] -= 1
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Takes the rows' actions, [B]; ``step_wait`` plays them.
+
+        Raises:
+            ValueError: If an action is out of range, or ``reset`` was never called.
+        """
+        actions = np.asarray(actions, dtype=np.int64)
+        count = len(self.library.table)
+        if not self.decks:
+            raise ValueError("step: no episode has begun; call reset()")
+        if actions.shape != (self.num_envs,) or not ((actions >= 0) & (actions < count)).all():
+            raise ValueError(
+                f"actions: must be {self.num_envs} of 0..{count - 1}; got {actions.tolist()}"
+            )
+        self.actions = actions
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Observations [B, F], rewards [B], ends [B] and infos; see the class for the last."""
+        playback = self.playback
+        cells = playback.at * playback.num_actions + self.actions
+        run = np.where(self.library.allowed.reshape(-1)[cells], self.actions, 0)
+        done, seconds, baseline = playback.play(run, self.costs(run))
+        self.factors.advance()
+        self.observer.update(done)
+        rewards = self.reward_of(done.tokens, seconds, baseline)
+        self.returns += rewards
+        self.lengths += 1
+        over = playback.finished()
+        is_last = self.num_left[over] == 0
+        self.begin(over[~is_last])
+        observations = self.observer.observe(*playback.observed())
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        ends = np.zeros(self.num_envs, dtype=bool)
+        last = over[is_last]
+        if len(last):
+            ends[last] = True
+            self.conclude(last, observations, infos)
+        return observations, rewards.astype(np.float32), ends, infos
+
+    def costs(self, actions: np.ndarray) -> VectorFactors:
+        """Factors on costs now, with noise."""
+        if self.factors.is_quiet:
+            ones = np.ones(1)
+            return VectorFactors(ones, ones, ones)
+        spread = self.library.columns["spread"][self.playback.at, actions]
+        return VectorFactors(*self.factors.factors(), self.factors.noise(spread))
+
+    def conclude(
+        self, rows: np.ndarray, observations: np.ndarray, infos: list[dict[str, Any]]
+    ) -> None:
+        """Tells of the episodes that ended in these rows, and starts their next ones."""
+        library, requests = self.library, self.playback.request[rows]
+        for row, request in zip(rows.tolist(), requests.tolist(), strict=True):
+            infos[row] = {
+                "terminal_observation": observations[row].copy(),
+                "episode": {"r": float(self.returns[row]), "l": int(self.lengths[row])},
+                "request_id": library.traces[request].request_id,
+                "TimeLimit.truncated": not library.is_terminal[request],
+            }
+        self.start_episodes(rows)
+        observations[rows] = self.observer.observe(*self.playback.observed(), rows)
+
+    def close(self) -> None:
+        """Nothing: there is nothing to give back."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute, once per row."""
+        return [getattr(self, attr_name)] * len(self.chosen(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Sets an attribute of all rows.
+
+        Raises:
+            ValueError: If only some rows are meant: they share all attributes.
+        """
+        if len(self.chosen(indices)) != self.num_envs:
+            raise ValueError(f"set_attr: rows share {attr_name!r}; set it for all of them")
+        setattr(self, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """What each row's ``action_masks()`` says; rows have no other method.
+
+        Raises:
+            ValueError: If another method is called.
+        """
+        if method_name != "action_masks" or method_args or method_kwargs:
+            raise ValueError(
+                f"env_method: rows have action_masks() alone; got {method_name!r} with "
+                f"{len(method_args) + len(method_kwargs)} arguments"
+            )
+        masks = self.action_masks()
+        return [masks[row] for row in self.chosen(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """False for every row: rows are no environments of their own."""
+        return [False] * len(self.chosen(indices))
+
+    def chosen(self, indices: Any) -> list[int]:
+        """The rows that indices stand for; None stands for all."""
+        return list(self._get_indices(indices))
