@@ -7,8 +7,9 @@ batch of a two-level chain, a three-level chain and the scheduled one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class BatchBench(PoolSettings):
     workload: str = "all-4"
     prompts: Path | None = None
     prompt_tokens: int = 64
-    new_tokens: int = 24
+    new_tokens: int = 20
     request_tokens: int = 96
     repeats: int = 3
     seed: int = 0
@@ -89,11 +90,13 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
     modes = controllers_of(config, pool)
     workload = chosen_workload(config, pool)
     baselines = {size: Baseline() for size in config.sizes}
-    runs: dict[tuple[int, str], Callable[[], float]] = {
-        (size, mode): Contestant(config, pool, workload, size, spec, baselines[size])
-        for size in config.sizes
-        for mode, spec in modes.items()
-    }
+    num_runs = len(config.sizes) * len(modes) * (config.repeats + 1)
+    counter = itertools.count(1)
+    runs: dict[tuple[int, str], Callable[[], float]] = {}
+    for size, (mode, spec) in itertools.product(config.sizes, modes.items()):
+        run = Contestant(config, pool, workload, size, spec, baselines[size])
+        name = f"{mode}, batch {size}"
+        runs[size, mode] = announced(run, name, counter, num_runs, console)
     console.print(f"batches of {', '.join(map(str, config.sizes))}: {', '.join(modes)}")
     seconds = alternate(runs, config.repeats)
     rows = [
@@ -113,6 +116,19 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
         "exact": config.exact,
         "machine": describe_machine(pool.model(pool.target).device),
     }
+
+
+def announced(
+    run: Callable[[], float], name: str, counter: Iterator[int], num_runs: int, console: Console
+) -> Callable[[], float]:
+    """A run that says when it is done, and how many there are; seconds per token."""
+
+    def call() -> float:
+        seconds = run()
+        console.print(f"run {next(counter)} of {num_runs}: {name}, {1.0 / seconds:.1f} tok/s")
+        return seconds
+
+    return call
 
 
 def chosen_workload(config: BatchBench, pool: ModelPool) -> Workload:

@@ -50,6 +50,20 @@ def test_every_request_gets_what_it_gets_alone(
     assert outputs == [alone(kind, request) for request in queue]
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_sixty_four_rows_of_all_lengths_and_the_requests_that_follow(full_pool, alone, exact):
+    pool, rng = full_pool(), random.Random(0)
+    plans = pool.plans()
+    queue = [
+        DecodeRequest(tuple(rng.randrange(VOCAB) for _ in range(1 + i % 17)), i % 13)
+        for i in range(72)
+    ]
+    outputs = serve(
+        pool, queue, 64, lambda state: rng.choice(plans), exact=exact, row_tokens=ROW_TOKENS
+    )
+    assert outputs == [alone("llama", request) for request in queue]
+
+
 def test_sampled_requests_follow_their_own_random_stream(full_pool):
     pool = full_pool()
     queue = [DecodeRequest((i, 2, 3), 9, SamplingParams(1.0, seed=i)) for i in range(5)]

@@ -24,7 +24,9 @@ def options(tiny_spec, short_prompts):
 def test_rows_ratios_and_plot(options, tmp_path, capsys):
     path, plot = tmp_path / "batch.json", tmp_path / "batch.png"
     assert main(["bench", "batch", *options, "--json", str(path), "--plot", str(plot)]) == 0
-    assert "batch3_over_1" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "batch3_over_1" in printed.out
+    assert "run 16 of 16: " in printed.err
     assert plot.read_bytes()[1:4] == b"PNG"
     report = json.loads(path.read_text())
     rows = {(row["batch"], row["mode"]): row for row in report["rows"]}
