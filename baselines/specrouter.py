@@ -12,6 +12,7 @@ from specgym.baselines.cycle import expected_over_lengths, expected_verification
 from specgym.baselines.forward_seconds import ForwardSeconds
 from specgym.baselines.plans import Plan, charged_action, check_plans, check_state, plan_name
 from specgym.baselines.proposal_length import ProposalLength
+from specgym.baselines.rows import per_row
 
 Prediction = tuple[float, float]  # expected seconds and tokens of one cycle
 
@@ -108,6 +109,7 @@ class SpecRouter:
         """Learns from a step: forward seconds, similarities, acceptances, proposal lengths."""
         if "error" in info:
             return
+        info = per_row(info)
         charged = charged_action(action, info)
         chain, k = self._plans[charged]
         self._record(charged, info)

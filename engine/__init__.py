@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
+from specgym.engine.joining import join
 from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
@@ -29,6 +30,7 @@ __all__ = [
     "StepResult",
     "WallClock",
     "decode_step",
+    "join",
     "load_pool",
     "probe_baseline",
     "start",

@@ -5,65 +5,15 @@ Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended le
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Self
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from specgym.engine.types import EngineFault
-
-
-class MaskedLayer(CacheLayerMixin):
-    """One layer's key and value buffers, written at the cache's shared position."""
-
-    is_compileable = False
-    is_sliding = False
-
-    def __init__(self, owner: MaskedKVCache):
-        super().__init__()
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocates the buffers in the shape of the first states, [B, H, S, D]."""
-        batch, heads, _, size = key_states.shape
-        slots, owner = self.owner.num_slots, self.owner.name
-        self.keys = allocate(owner, "keys", key_states, (batch, heads, slots, size))
-        size = value_states.shape[-1]
-        self.values = allocate(owner, "values", value_states, (batch, heads, slots, size))
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes a window's states [B, H, T, D]; returns what it attends to, [B, H, L, D]."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
-        self.keys[:, :, start:stop] = key_states
-        self.values[:, :, start:stop] = value_states
-        length = self.owner.attended_length(stop)
-        return self.keys[:, :, :length], self.values[:, :, :length]
-
-    def states(self) -> tuple[torch.Tensor, ...]:
-        """The buffers of keys and of values, [B, H, S, D]; none before the first forward."""
-        if self.keys is None or self.values is None:
-            return ()
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Attended length and offset, as transformers' mask builder asks for them."""
-        return self.owner.attended_length(self.owner.num_used + query_length), 0
-
-    def get_seq_length(self) -> int:
-        """Slots in use."""
-        return self.owner.num_used
-
-    def get_max_length(self) -> int:
-        """Slots there are."""
-        return self.owner.num_slots
+from specgym.engine.cache_layers import MaskedLayer, RowLayer, allocate
 
 
 class MaskedKVCache(Cache):
@@ -75,6 +25,10 @@ class MaskedKVCache(Cache):
     count *valid* tokens, so a hole shifts nothing. The mask hides every invalid slot, whatever
     finite value it holds.
 
+    An *aligned* cache never has holes: each row's window is written behind the row's own tokens,
+    so a token's slot is its position, and where it lies depends on its row alone. Exact mode
+    needs that: the order in which attention sums must not depend on what other rows accepted.
+
     Args:
         num_layers: Layers of the model.
         batch_size: Rows.
@@ -84,6 +38,7 @@ class MaskedKVCache(Cache):
         kv_length: Attended length when it is fixed (exact mode); None attends to slots in use.
         sliding_window: Window in positions of models that have one.
         name: The member it belongs to, for messages.
+        aligned: Every row appends behind its own tokens.
 
     Attributes:
         keeps_drafts: Whether what is drafted stays when it is accepted.
@@ -104,6 +59,7 @@ class MaskedKVCache(Cache):
         kv_length: int | None = None,
         sliding_window: int | None = None,
         name: str = "",
+        aligned: bool = False,
     ):
         self.name = name
         self.buffers = [MaskedLayer(self) for _ in range(num_layers)]
@@ -114,6 +70,7 @@ class MaskedKVCache(Cache):
         self.kv_length = kv_length
         self.dtype = dtype
         self.sliding_window = sliding_window
+        self.aligned = aligned
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
@@ -122,6 +79,39 @@ class MaskedKVCache(Cache):
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
         self.positions_BS = allocate(name, "positions", next(kinds), shape)
         self.steps_S = torch.arange(num_slots, device=device)
+        self.rows_B1 = torch.arange(batch_size, device=device)[:, None]
+        self.window_slots_BT: torch.Tensor | None = None  # None: all rows at ``num_used``
+
+    def view(self, row: int) -> Self:
+        """One row of this cache as a cache of its own; it shares the buffers there are."""
+        view, only = copy.copy(self), slice(row, row + 1)
+        view.num_sequences = 1
+        view.row_slots = [self.row_slots[row]]
+        view.valid_BS, view.positions_BS = self.valid_BS[only], self.positions_BS[only]
+        view.rows_B1, view.window_slots_BT = self.rows_B1[:1], None
+        if self.features_BSF is not None:
+            view.features_BSF = self.features_BSF[only]
+        view.buffers = [RowLayer(view, layer, row) for layer in self.buffers]
+        view.layers = list(view.buffers)
+        view.truncate()
+        return view
+
+    @contextlib.contextmanager
+    def alone(self, row: int) -> Iterator[Self]:
+        """Lets one row be fed by itself, behind its own tokens; the others take no part."""
+        view = self.view(row)
+        yield view
+        if self.features_BSF is None and view.features_BSF is not None:
+            features = view.features_BSF
+            shape = (self.num_sequences, *features.shape[1:])
+            self.features_BSF = allocate(self.name, "features", features, shape)
+            self.features_BSF[row] = features[0]
+        self.truncate()
+
+    def forget(self, row: int) -> None:
+        """Rolls one row back to nothing."""
+        held = list(map(len, self.row_slots))
+        self.keep([*held[:row], 0, *held[row + 1 :]])
 
     @property
     def device(self) -> torch.device:
@@ -165,6 +155,29 @@ class MaskedKVCache(Cache):
             num_rows: T, pads included.
             sliding: Also hide what is further back than the sliding window, in positions.
         """
+        if self.aligned:
+            visible_BTL = self.aligned_visible(num_fed, num_rows, sliding)
+        else:
+            visible_BTL = self.shared_visible(num_fed, num_rows, sliding)
+        mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=visible_BTL.device)
+        mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
+        return mask_BTL[:, None]
+
+    def aligned_visible(self, num_fed: list[int], num_rows: int, sliding: bool) -> torch.Tensor:
+        """What a window sees where slots are positions, [B, T, L]: a range that ends at itself."""
+        device = self.valid_BS.device
+        last_BT = self.positions(num_rows)
+        first_BT = torch.zeros_like(last_BT)
+        if sliding and self.sliding_window is not None:
+            first_BT = last_BT - (self.sliding_window - 1)
+        if min(num_fed) < num_rows:
+            is_pad_BT = self.steps_S[:num_rows] >= torch.tensor(num_fed, device=device)[:, None]
+            first_BT = torch.where(is_pad_BT, last_BT, first_BT)
+        slots_L = self.steps_S[: self.attended_length(self.num_used + num_rows)]
+        return (slots_L <= last_BT[..., None]) & (slots_L >= first_BT[..., None])
+
+    def shared_visible(self, num_fed: list[int], num_rows: int, sliding: bool) -> torch.Tensor:
+        """What a window sees that all rows append at one place, [B, T, L]."""
         start, stop = self.num_used, self.num_used + num_rows
         length = self.attended_length(stop)
         device = self.valid_BS.device
@@ -185,9 +198,7 @@ class MaskedKVCache(Cache):
             slots_BL[:, start:stop] = query_BT
             far_BTL = query_BT[:, :, None] - slots_BL[:, None, :] >= self.sliding_window
             visible_BTL &= ~far_BTL
-        mask_BTL = torch.zeros(visible_BTL.shape, dtype=self.dtype, device=device)
-        mask_BTL.masked_fill_(~visible_BTL, torch.finfo(self.dtype).min)
-        return mask_BTL[:, None]
+        return visible_BTL
 
     def write_features(self, features_BTF: torch.Tensor) -> None:
         """Keeps a window's features in its slots, from where heads on the model read them."""
@@ -195,6 +206,9 @@ class MaskedKVCache(Cache):
             batch, _, width = features_BTF.shape
             shape = (batch, self.num_slots, width)
             self.features_BSF = allocate(self.name, "features", features_BTF, shape)
+        if self.window_slots_BT is not None:
+            self.features_BSF[self.rows_B1, self.window_slots_BT] = features_BTF
+            return
         stop = self.num_used + features_BTF.shape[1]
         self.features_BSF[:, self.num_used : stop] = features_BTF
 
@@ -203,15 +217,28 @@ class MaskedKVCache(Cache):
 
         Called once per forward, after all layers: they all saw the same write position.
         """
-        start = self.num_used
-        for row, (slots, count) in enumerate(zip(self.row_slots, num_fed, strict=True)):
-            first = len(slots)
-            slots.extend(range(start, start + count))
-            self.valid_BS[row, start : start + count] = True
-            steps = self.steps_S[first : first + count]
-            self.positions_BS[row, start : start + count] = steps
-        self.num_used = start + num_rows
+        if self.num_sequences == 1:
+            first, stop = self.num_used, self.num_used + num_fed[0]
+            self.valid_BS[0, first:stop] = True
+            self.positions_BS[0, first:stop] = self.steps_S[len(self.row_slots[0]) :][: num_fed[0]]
+        else:
+            self.mark(num_fed, num_rows)
+        for slots, count in zip(self.row_slots, num_fed, strict=True):
+            first = len(slots) if self.aligned else self.num_used
+            slots.extend(range(first, first + count))
+        self.window_slots_BT = None
         self.truncate()
+
+    def mark(self, num_fed: list[int], num_rows: int) -> None:
+        """Writes down validity and positions of a window of several rows."""
+        fed_B1 = torch.tensor(num_fed, device=self.device)[:, None]
+        real_BT, positions_BT = self.steps_S[:num_rows] < fed_B1, self.positions(num_rows)
+        if self.window_slots_BT is None:
+            window = slice(self.num_used, self.num_used + num_rows)
+            self.valid_BS[:, window], self.positions_BS[:, window] = real_BT, positions_BT
+        else:
+            self.valid_BS[self.rows_B1, self.window_slots_BT] = real_BT
+            self.positions_BS[self.rows_B1, self.window_slots_BT] = positions_BT
 
     def keep(self, counts: list[int]) -> None:
         """Rolls each row back to its first ``counts[row]`` tokens, then truncates.
@@ -266,7 +293,9 @@ class MaskedKVCache(Cache):
         self.num_used = width
 
     def make_room(self, num_rows: int) -> None:
-        """Compacts when the next window would not fit, or when a quarter of the slots comes back.
+        """Settles where the next window goes.
+
+        Compacts when it would not fit, or when a quarter of the slots comes back.
 
         Raises:
             ValueError: If it does not fit even then.
@@ -279,6 +308,8 @@ class MaskedKVCache(Cache):
                 f"cache: a window of {num_rows} rows does not fit behind {self.num_used} of "
                 f"{self.num_slots} slots; ask for fewer tokens (max_new_tokens) or a smaller K"
             )
+        is_ragged = self.aligned and self.num_sequences > 1
+        self.window_slots_BT = self.positions(num_rows) if is_ragged else None
 
     @torch.inference_mode()
     def first_fault(self) -> tuple[int, int, int] | None:
@@ -301,24 +332,8 @@ class MaskedKVCache(Cache):
             assert not slots or slots[-1] < self.num_used, f"row {row}: slot beyond num_used"
             valid = self.valid_BS[row].nonzero().flatten().tolist()
             assert valid == slots, f"row {row}: validity {valid} and slots {slots} differ"
+            assert not self.aligned or slots == list(range(len(slots))), f"row {row}: holes"
             positions = self.positions_BS[row, slots].tolist()
             assert positions == list(range(len(slots))), f"row {row}: positions {positions}"
         last = max((slots[-1] for slots in self.row_slots if slots), default=-1)
         assert self.num_used == last + 1, f"num_used {self.num_used}, last valid slot {last}"
-
-
-def allocate(name: str, what: str, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A buffer of zeros, of another tensor's type and on its device.
-
-    Raises:
-        EngineFault: If there is no memory for it.
-    """
-    try:
-        return like.new_zeros(shape)
-    except RuntimeError as error:  # both torch.OutOfMemoryError and the CPU allocator's
-        num_bytes = math.prod(shape) * like.element_size()
-        raise EngineFault(
-            f"member {name!r}: out of memory for the {what} of its cache, {tuple(shape)} "
-            f"{like.dtype}, {num_bytes / 1e9:.1f} GB on {like.device}; lower max_new_tokens or the "
-            f"batch, or shorten the prompt"
-        ) from error

@@ -73,11 +73,21 @@ class DecodeRequest:
 
 
 class DecodeState:
-    """A batch of requests being decoded: their tokens, memories and ends. Made by ``start``."""
+    """A batch of requests being decoded: their tokens, memories and ends. Made by ``start``.
 
-    def __init__(self, pool: ModelPool, requests: Sequence[DecodeRequest], exact: bool):
+    Attributes:
+        row_tokens: Tokens, prompt and budget together, that a row has slots for.
+    """
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        requests: Sequence[DecodeRequest],
+        exact: bool,
+        row_tokens: int | None = None,
+    ):
         self.pool = pool
-        self.requests = tuple(requests)
+        self.requests = list(requests)
         self.exact = exact
         self.tokens = [list(request.prompt) for request in requests]
         self.budgets = [pool.budget(request) for request in requests]
@@ -85,12 +95,14 @@ class DecodeState:
         self.generators = [
             torch.Generator().manual_seed(request.sampling.seed) for request in requests
         ]
-        longest = max(
-            len(request.prompt) + budget
-            for request, budget in zip(requests, self.budgets, strict=True)
-        )
-        room = longest + pool.window * (1 if len(requests) == 1 else 4)
+        lengths = [len(r.prompt) + b for r, b in zip(requests, self.budgets, strict=True)]
+        # Behind the tokens a window, and where all rows append at one place some more for holes.
+        margin = pool.window * (1 if exact or len(requests) == 1 else 4)
+        room = (row_tokens or max(lengths)) + margin
         self.num_slots = -(-room // KV_ROUNDING) * KV_ROUNDING
+        self.row_tokens = self.num_slots - margin
+        for length in lengths:
+            self.check_room(length)
         self.memories: dict[str, MaskedKVCache] = {}
         self.indices: dict[str, list[NGramIndex]] = {}
         self.measure_divergence = False
@@ -98,6 +110,19 @@ class DecodeState:
         for row, budget in enumerate(self.budgets):
             if budget == 0:
                 self.finish_reasons[row] = self.limit_reason(row)
+
+    def check_room(self, num_tokens: int) -> None:
+        """Refuses a request of so many tokens, prompt and budget together, that has no slots.
+
+        Raises:
+            ValueError: If it needs more than a row has.
+        """
+        if num_tokens > self.row_tokens:
+            raise ValueError(
+                f"request: its prompt and budget are {num_tokens} tokens, a row of this batch has "
+                f"room for {self.row_tokens}; start the batch with a larger row_tokens, or ask for "
+                f"fewer tokens (max_new_tokens)"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -112,6 +137,11 @@ class DecodeState:
     def is_active(self, row: int) -> bool:
         """Whether this row still decodes."""
         return self.finish_reasons[row] is None
+
+    @property
+    def active_rows(self) -> list[int]:
+        """Rows that still decode."""
+        return [row for row, reason in enumerate(self.finish_reasons) if reason is None]
 
     def num_remaining(self, row: int) -> int:
         """Tokens this row may still get."""
@@ -139,7 +169,8 @@ class DecodeState:
         memory = self.memories.get(name)
         if memory is None:
             return max(map(len, self.tokens)) - 1
-        return max(len(row) - 1 - memory.num_eaten(i) for i, row in enumerate(self.tokens))
+        rows = self.active_rows or range(self.batch_size)
+        return max(len(self.tokens[row]) - 1 - memory.num_eaten(row) for row in rows)
 
 
 class Meter:
@@ -185,7 +216,12 @@ class Meter:
 
 
 def start(
-    pool: ModelPool, requests: Sequence[DecodeRequest], clock: Clock, *, exact: bool = True
+    pool: ModelPool,
+    requests: Sequence[DecodeRequest],
+    clock: Clock,
+    *,
+    exact: bool = True,
+    row_tokens: int | None = None,
 ) -> DecodeState:
     """A new state with the target's prefill done.
 
@@ -193,21 +229,37 @@ def start(
         pool: The members.
         requests: One per row of the batch.
         clock: Times the prefill.
-        exact: Fixed shapes, so that in bf16 too the output equals plain decoding bit for bit at
-            batch 1, whatever the plans. False computes only what is needed.
+        exact: Fixed shapes, so that in bf16 too a row's output is that of plain decoding bit for
+            bit, whatever the plans, whatever the other rows hold and whenever it joined. What is
+            fixed for it are the number of rows, which never changes, and the slots of a row:
+            compare batches of the same size and ``row_tokens``. (Where the linears compute a row
+            alike in any number of rows, as the packed ones were seen to, it is batch 1's output,
+            too.) False computes only what is needed.
+        row_tokens: Tokens, prompt and budget together, that every row gets slots for; None takes
+            the longest request's. Requests that join later must fit.
 
     Raises:
-        ValueError: If there is no request, a prompt leaves no room in the target's context, or
-            there are stop strings and no tokenizer.
+        ValueError: If there is no request, one does not fit ``row_tokens``, a prompt leaves no
+            room in the target's context, or there are stop strings and no tokenizer.
     """
     if not requests:
         raise ValueError("requests: must hold at least one request; got none")
-    if pool.tokenizer is None and any(request.stop for request in requests):
-        raise ValueError("stop: stop strings need a pool with a tokenizer")
-    state = DecodeState(pool, requests, exact)
+    for request in requests:
+        check_stop(pool, request)
+    state = DecodeState(pool, requests, exact, row_tokens)
     if not state.is_finished:
         memory_of(state, pool.model(pool.target), Meter(clock))
     return state
+
+
+def check_stop(pool: ModelPool, request: DecodeRequest) -> None:
+    """Refuses stop strings that nothing can spell out.
+
+    Raises:
+        ValueError: If there are any and the pool has no tokenizer.
+    """
+    if pool.tokenizer is None and request.stop:
+        raise ValueError("stop: stop strings need a pool with a tokenizer")
 
 
 def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -> StepResult:
@@ -295,7 +347,7 @@ def executable(pool: ModelPool, state: DecodeState, plan: Plan) -> tuple[Plan, s
     """The plan that can run here, and why it is not the one asked for (``""`` when it is)."""
     if plan.k == 0:
         return plan, ""
-    active = [row for row in range(state.batch_size) if state.is_active(row)]
+    active = state.active_rows
     if plan.fit(max(map(state.num_remaining, active))) != plan:
         return plan.without_speculation(), "budget"
     longest = max(len(state.tokens[row]) for row in active) + plan.max_tokens
@@ -444,26 +496,33 @@ def score(
 
 
 def memory_of(state: DecodeState, member: NeuralMember, meter: Meter) -> MaskedKVCache:
-    """The member's cache; on first use it is made and prefilled with all but the prompts' ends.
-
-    The prefill's shapes depend on the prompts alone, so that what a member remembers never
-    depends on when it was first used.
-    """
+    """The member's cache; on first use it is made. Rows new to it are prefilled."""
     memory = state.memories.get(member.name)
     if memory is None:
         kv_length = state.num_slots if state.exact else None
-        memory = member.new_memory(state.batch_size, state.num_slots, kv_length)
+        memory = member.new_memory(
+            state.batch_size, state.num_slots, kv_length, aligned=state.exact
+        )
         if isinstance(memory, EagleMemory):
             memory.source = memory_of(state, state.pool.model(state.pool.target), meter)
         state.memories[member.name] = memory
-    while True:
-        fed = [
-            list(request.prompt[memory.num_eaten(row) : -1][:PREFILL_CHUNK])
-            for row, request in enumerate(state.requests)
-        ]
-        if not any(fed):
-            return memory
-        meter.forward(member, memory, fed, "catchup", None, sum(map(len, fed)))
+    for row in state.active_rows:
+        prefill(state, member, memory, row, meter)
+    return memory
+
+
+def prefill(
+    state: DecodeState, member: NeuralMember, memory: MaskedKVCache, row: int, meter: Meter
+) -> None:
+    """Feeds a row by itself all of its prompt but the end, where that has not been done.
+
+    The shapes depend on the prompt alone, so that what a member remembers never depends on when
+    it was first used, nor on the other rows.
+    """
+    prompt = state.requests[row].prompt
+    while fed := prompt[memory.num_eaten(row) : -1][:PREFILL_CHUNK]:
+        with memory.alone(row) as view:
+            meter.forward(member, view, [fed], "catchup", None, len(fed))
 
 
 def pending(

@@ -6,7 +6,7 @@ Legend: B batch, T tokens, F features, S slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional as F
@@ -34,6 +34,12 @@ class EagleMemory(MaskedKVCache):
     factors: Rotation
     causal_TS: torch.Tensor | None = None
     keeps_drafts = False
+
+    def view(self, row: int) -> Self:
+        """One row, beside the same row of the target's memory."""
+        view = super().view(row)
+        view.source = self.source.view(row)
+        return view
 
     def num_eaten(self, row: int) -> int:
         """Leading tokens behind what it holds: the first token has no position of its own."""
@@ -155,7 +161,12 @@ class EagleMember:
         return self.token_ids[row]
 
     def new_memory(
-        self, batch_size: int, num_slots: int, kv_length: int | None = None
+        self,
+        batch_size: int,
+        num_slots: int,
+        kv_length: int | None = None,
+        *,
+        aligned: bool = False,
     ) -> EagleMemory:
         """An empty cache for a batch of requests; its ``source`` is yet to be set."""
         memory = EagleMemory(
@@ -166,6 +177,7 @@ class EagleMember:
             self.dtype,
             kv_length=kv_length,
             name=self.name,
+            aligned=aligned,
         )
         memory.factors = self.lean.factors(num_slots, self.context_limit, self.embedding)
         return memory

@@ -108,7 +108,12 @@ class ModelMember:
         return () if self.dispatch is None else self.dispatch.unique_experts
 
     def new_memory(
-        self, batch_size: int, num_slots: int, kv_length: int | None = None
+        self,
+        batch_size: int,
+        num_slots: int,
+        kv_length: int | None = None,
+        *,
+        aligned: bool = False,
     ) -> MaskedKVCache:
         """An empty cache for a batch of requests."""
         return MaskedKVCache(
@@ -120,6 +125,7 @@ class ModelMember:
             kv_length=kv_length,
             sliding_window=self.sliding_window,
             name=self.name,
+            aligned=aligned,
         )
 
     @torch.inference_mode()
@@ -237,6 +243,10 @@ class NGramIndex:
         self.max_window = max_window
         self.num_indexed = 0
         self.next_position: dict[tuple[int, ...], int] = {}
+
+    def fresh(self) -> NGramIndex:
+        """An empty index of the same window."""
+        return NGramIndex(self.max_window)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Indexes the n-grams that end before the last token: those that have a continuation."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders
@@ -16,6 +17,8 @@ from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,11 +26,13 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, start
+from specgym.engine.joining import join
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import Plan, StepResult
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 SPECIAL_TOKENS = ("<unk>", "<eos>")
 CHARACTERS = (  # the commonest first; all of printable ASCII
     " etaoinshrdlucmfwypvbgkjqxz\n.,:;!?'\"()0123456789-_=+*/<>[]{}"
@@ -61,6 +66,29 @@ def tiny_llama(
     return frozen(model, dtype)
 
 
+def tiny_mixtral(
+    seed: int = 0, *, vocab_size: int = 61, dtype: torch.dtype = torch.float32
+) -> MixtralForCausalLM:
+    """A random mixture of six experts, two per token, otherwise like ``tiny_llama``."""
+    config = MixtralConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = MixtralForCausalLM(config)
+    return frozen(model, dtype)
+
+
 def tiny_tokenizer(vocab_size: int = 98) -> PreTrainedTokenizerFast:
     """A tokenizer of single characters: ``<unk>``, ``<eos>``, then the commonest of ASCII.
 
@@ -84,13 +112,13 @@ def tiny_tokenizer(vocab_size: int = 98) -> PreTrainedTokenizerFast:
     )
 
 
-def frozen(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
+def frozen(model: Model, dtype: torch.dtype) -> Model:
     """The model in this type, for inference only."""
     nn.Module.to(model, dtype)
     return model.eval().requires_grad_(False)
 
 
-def perturbed(model: LlamaForCausalLM, noise: float, seed: int = 0) -> LlamaForCausalLM:
+def perturbed(model: Model, noise: float, seed: int = 0) -> Model:
     """A copy of a model with relative Gaussian noise on its weights: a drafter that half agrees."""
     twin = type(model)(copy.deepcopy(model.config))
     generator = torch.Generator().manual_seed(seed)
@@ -226,6 +254,49 @@ def decode(
         for memory in state.memories.values():
             memory.check_integrity()
     return state, results
+
+
+def serve(
+    pool: ModelPool,
+    queue: Sequence[DecodeRequest],
+    batch_size: int,
+    pick: Callable[[DecodeState], Plan],
+    *,
+    exact: bool = True,
+    row_tokens: int | None = None,
+    delay: Callable[[], bool] = lambda: False,
+) -> list[list[int]]:
+    """Every request's output under continuous batching; memories are checked at each step.
+
+    Args:
+        pool: The members.
+        queue: The requests; they start and join in this order.
+        batch_size: Rows.
+        pick: Chooses each step's plan.
+        exact: See ``start``.
+        row_tokens: See ``start``; None takes the longest of the whole queue.
+        delay: Asked before a request joins a free row, whether it waits for another step.
+    """
+    clock = CountingClock()
+    longest = max(len(request.prompt) + request.max_new_tokens for request in queue)
+    room = row_tokens or longest
+    state = start(pool, queue[:batch_size], clock, exact=exact, row_tokens=room)
+    holders, waiting = list(range(batch_size)), list(range(batch_size, len(queue)))
+    outputs: list[list[int]] = [[] for _ in queue]
+    while not state.is_finished or waiting:
+        for row in range(batch_size):
+            if not state.is_active(row):
+                outputs[holders[row]] = state.output(row)
+                if waiting and (state.is_finished or not delay()):
+                    holders[row] = waiting.pop(0)
+                    join(pool, state, row, queue[holders[row]], clock)
+        if not state.is_finished:
+            decode_step(pool, state, pick(state), clock)
+        for memory in state.memories.values():
+            memory.check_integrity()
+    for row, holder in enumerate(holders):
+        outputs[holder] = state.output(row)
+    return outputs
 
 
 def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:

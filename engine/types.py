@@ -190,6 +190,11 @@ class StepResult:
         return sum(len(row) for row in self.tokens)
 
     @property
+    def num_active(self) -> int:
+        """Rows that decoded: each got a token at least."""
+        return sum(bool(row) for row in self.tokens)
+
+    @property
     def num_drafted(self) -> int:
         """Tokens the drafter proposed, over all rows."""
         return self.proposed_per_level[0] if self.proposed_per_level else 0

@@ -29,6 +29,7 @@ from specgym.envs.layout import Layout
 from specgym.envs.observations import Observer
 from specgym.envs.options import check_options
 from specgym.envs.rewards import get_reward
+from specgym.envs.rows import Rows
 from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
 
@@ -67,6 +68,16 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         truncates. In a stream of ``num_requests`` the other ends are internal:
         ``info["finish_reason"]``. An engine fault truncates, with ``info["error"]``.
 
+    Batch:
+        With ``batch_size`` above 1 that many requests decode together, and one action holds for
+        all of them. A row that ends goes to the stream's next request at once, until
+        ``num_requests`` have begun; the episode ends with the last row. Counts in ``info`` are
+        sums over the ``num_active`` rows that decoded, and ``baseline_seconds`` is what a token
+        costs in plain decoding of the same rows, so that a utility of 1 is break-even here too;
+        the observation shows means over rows. ``finish_reason`` is set when every row has ended;
+        ``ends`` lists the requests that ended in the step (row, id, reason, output),
+        ``next_requests`` those that joined.
+
     Information:
         Every step: ``tokens, drafted, accepted, accepted_per_level, proposed_per_level, chain, k,
         asked_action, executed_action, reason, iter_seconds, draft_seconds, verify_seconds,
@@ -85,14 +96,15 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             where ``workload`` is a name.
         split: ``all``, ``train`` or ``held-out`` requests. Only where ``workload`` is a name.
         max_new_tokens: Token budget of a request.
-        num_requests: Requests of an episode.
+        num_requests: Requests of an episode, at least ``batch_size``; None takes just as many.
+        batch_size: Requests that are decoded together.
         reward: Name of the reward.
         exact: Bit-exact fixed shapes (see ``specgym.engine.start``).
         clock: ``wall`` or ``counting`` (deterministic), or a ``Clock``.
         sampling: How logits become tokens; greedy by default. Each request's seed is
             ``sampling.seed``.
         stop: Strings that end a request.
-        baseline: Shared by environments that are compared; None makes one.
+        baseline: Shared by environments that are compared (of one batch size); None makes one.
         k_values: K values of the action table; None takes 1, 2, 3, 4, 6. Only where ``pool`` is a
             spec.
         chains: Legal chains like ``"ngram>target"``; None takes the default ones. Only where
@@ -119,7 +131,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         prompts: Path | None = None,
         split: Split = "all",
         max_new_tokens: int = 128,
-        num_requests: int = 1,
+        num_requests: int | None = None,
         reward: str = "net_utility",
         exact: bool = True,
         clock: Clock | str = "wall",
@@ -130,11 +142,17 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         chains: Sequence[str] | None = None,
         device: str | None = None,
         render_mode: str | None = None,
+        batch_size: int = 1,
     ):
+        num_requests = batch_size if num_requests is None else num_requests
         if max_new_tokens < 1 or num_requests < 1:
             raise ValueError(
                 f"max_new_tokens and num_requests: must be >= 1; "
                 f"got {max_new_tokens} and {num_requests}"
+            )
+        if not 1 <= batch_size <= num_requests:
+            raise ValueError(
+                f"batch_size: must be in 1..num_requests = {num_requests}; got {batch_size}"
             )
         if isinstance(stop, str) or not all(stop):
             raise ValueError(f"stop: must be a list of strings that are not empty; got {stop!r}")
@@ -144,7 +162,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.workload = make_workload(workload, prompts, split)
         self.pool = make_pool(pool, k_values, chains, device)
         self.max_new_tokens = max_new_tokens
-        self.num_requests = num_requests
+        self.num_requests, self.batch_size = num_requests, batch_size
         self.exact = exact
         self.sampling = sampling
         self.stop = tuple(stop)
@@ -152,6 +170,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.baseline = baseline or Baseline()
         self.layout = Layout.of(self.pool)
         self.table = ActionTable(self.layout)
+        self.rows = Rows(self.pool, self.workload, batch_size, max_new_tokens, sampling, self.stop)
         vocab_size = self.pool.model(self.pool.target).vocab_size
         self.observer = Observer(self.layout, class_bytes(self.pool.tokenizer, vocab_size))
         self.features = self.observer.features
@@ -181,6 +200,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             raise ValueError("action_masks: the episode has ended or not begun; call reset()")
         return self.table.mask(self.state)
 
+    def resume(self) -> None:
+        """Goes on after a pause: the time since the last step is charged to nobody."""
+        self.mark = self.clock.now()
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or pickle takes along: all but the episode, so a copy must be reset."""
         return {**self.__dict__, "stream": None, "state": None, "request": None}
@@ -190,6 +213,8 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts an episode; see the class for ``options``."""
         options = check_options(options, Request | DecodeRequest, "a Request or a DecodeRequest")
+        if self.batch_size > 1 and "request" in options:
+            raise ValueError("options['request']: goes with batch_size=1; give a workload instead")
         super().reset(seed=seed)
         if self.stream is None or seed is not None:
             self.stream = self.workload.stream(self.np_random)
@@ -197,7 +222,34 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.divergence_every = options.get("divergence_every", 0)
         self.num_speculative: Counter[tuple[str, ...]] = Counter()
         self.num_left = self.num_requests
+        if self.batch_size > 1:
+            return self.begin_batch()
         return self.begin(options.get("request"))
+
+    def begin_batch(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """Prefills a request in every row and measures the baseline if due."""
+        assert self.stream is not None
+        self.state = None  # stays so where this raises
+        started = self.clock.now()
+        state = self.rows.start(self.stream, self.clock, self.exact)
+        state.measure_confidence = True
+        prefill_seconds = self.clock.now() - started
+        self.num_left -= self.batch_size
+        self.refresh_baseline(state)
+        requests = [self.rows.describe(state, row) for row in range(self.batch_size)]
+        info = {
+            "request_id": self.request_id,
+            "num_prompt": max(each["num_prompt"] for each in requests),
+            "max_new_tokens": max(each["max_new_tokens"] for each in requests),
+            "prefill_seconds": prefill_seconds,
+            "baseline_seconds": self.baseline.seconds(state.kv_length) / self.batch_size,
+            "action_mask": self.table.mask(state),
+            "next_requests": requests,
+        }
+        self.observation = self.observer.observe(state)
+        self.state = state
+        self.mark = self.clock.now()
+        return self.observation, info
 
     def begin(self, request: Request | DecodeRequest | None) -> tuple[np.ndarray, dict[str, Any]]:
         """Prefills a request (the stream's next by default) and measures the baseline if due."""
@@ -205,7 +257,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.state = None  # stays so where this raises
         self.request = request or next(self.stream)
         self.num_left -= 1
-        decode_request = self.encode(self.request)
+        decode_request = self.rows.decode_request(self.request)
         started = self.clock.now()
         state = start(self.pool, [decode_request], self.clock, exact=self.exact)
         state.measure_confidence = True
@@ -224,13 +276,6 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.mark = self.clock.now()
         return self.observation, info
 
-    def encode(self, request: Request | DecodeRequest) -> DecodeRequest:
-        """What the engine is asked for: the request's text under this environment's settings."""
-        if isinstance(request, DecodeRequest):
-            return request
-        prompt = self.pool.encode(request.prompt)
-        return DecodeRequest(prompt, self.max_new_tokens, sampling=self.sampling, stop=self.stop)
-
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Runs one iteration under the action's plan."""
         if self.state is None or self.state.is_finished:
@@ -241,6 +286,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         allowed = bool(self.action_masks()[action])
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
+        baseline_seconds /= len(self.state.active_rows)
         self.schedule_divergence(plan)
         known = {"request_id": self.request_id, "asked_action": int(action)}
         try:
@@ -258,7 +304,32 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.observation = self.observer.observe(self.state)
         info["action_mask"] = self.action_masks()
         info["total_seconds"] = self.clock.now() - self.mark
+        if self.batch_size > 1:
+            info |= {"num_active": result.num_active, "ends": self.rows.ends(self.state, result)}
+            return self.conclude_batch(reward, info)
         return self.conclude(reward, info)
+
+    def conclude_batch(
+        self, reward: float, info: dict[str, Any]
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """``conclude`` for a batch: freed rows go to the requests that follow."""
+        assert self.state is not None
+        assert self.stream is not None
+        self.baseline.count_step()
+        try:
+            joined = self.rows.fill(self.state, self.stream, self.num_left, self.clock)
+            self.num_left -= len(joined)
+            if not self.state.is_finished:
+                self.refresh_baseline(self.state)
+        except Exception as error:  # the probe's or a prefill's
+            return self.fault(error, reward, info)
+        if joined:
+            info["next_requests"], info["action_mask"] = joined, self.action_masks()
+            self.observation = self.observer.observe(self.state)
+        is_last = self.state.is_finished
+        terminated = is_last and info["finish_reason"] in ("eos", "stop")
+        self.mark = self.clock.now()
+        return self.observation, reward, terminated, is_last and not terminated, info
 
     def conclude(
         self, reward: float, info: dict[str, Any]
@@ -293,7 +364,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
 
     @property
     def request_id(self) -> str:
-        """Id of the request that is decoded; bare token ids have none of their own."""
+        """Id of the request that is decoded; a batch has one of its own, token ids have none."""
+        if self.batch_size > 1:
+            return f"batch of {self.batch_size}"
         assert self.request is not None
         return self.request.id if isinstance(self.request, Request) else GIVEN
 
@@ -318,15 +391,16 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         known = describe_step(result, baseline_seconds, self.table, self.layout.experts_per_token)
         return known | {
             "kv_len": self.state.kv_length,
-            "context_len": len(self.state.tokens[0]),
+            "context_len": max(map(len, self.state.tokens)),
         }
 
     def render(self) -> str | None:  # type: ignore[override]
         """The request's text so far (token ids without a tokenizer), in mode ``ansi``."""
         if self.render_mode != "ansi" or self.state is None:
             return None
-        output = self.state.output()
-        return self.pool.tokenizer.decode(output) if self.pool.tokenizer else str(output)
+        outputs = [self.state.output(row) for row in range(self.batch_size)]
+        decode = self.pool.tokenizer.decode if self.pool.tokenizer else str
+        return "\n\n".join(map(decode, outputs))
 
 
 def make_workload(workload: Workload | str, prompts: Path | None, split: Split) -> Workload:

@@ -40,8 +40,18 @@ def describe_step(
         "forwards": [describe_forward(cost) for cost in result.forwards],
         "divergence": result.divergence,
         "unique_experts": expert_ratio(result, experts_per_token),
-        "finish_reason": result.finish_reasons[0],
+        "finish_reason": finish_reason(result),
     }
+
+
+def finish_reason(result: StepResult) -> str | None:
+    """Why the last of the rows ended; None while one decodes."""
+    ended = [
+        reason
+        for reason, tokens in zip(result.finish_reasons, result.tokens, strict=True)
+        if tokens
+    ]
+    return None if None in ended else ended[-1]
 
 
 def expert_ratio(result: StepResult, experts_per_token: int) -> float:

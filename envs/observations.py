@@ -78,7 +78,8 @@ class Observer:
             result.num_drafted > 0
             and result.accepted_per_level[-1] < (result.proposed_per_level[-1])
         )
-        self.last = (utility, float(result.num_tokens), float(plan.k), float(rejected))
+        num_tokens = result.num_tokens / result.num_active
+        self.last = (utility, num_tokens, float(plan.k), float(rejected))
         self.confidence = result.confidence
         self.unique_experts = ema(self.unique_experts, experts)
         for chain in self.rounds_since:
@@ -87,9 +88,9 @@ class Observer:
             return
         chain = ">".join(plan.chain)
         self.rounds_since[chain] = 0
-        ratio = result.num_tokens / max(utility, 1e-9)
+        ratio = num_tokens / max(utility, 1e-9)
         self.time_ratio[chain] = ema(self.time_ratio[chain], ratio)
-        self.tokens[chain] = ema(self.tokens[chain], result.num_tokens)
+        self.tokens[chain] = ema(self.tokens[chain], num_tokens)
         if self.layout.kinds[plan.chain[0]] != "ngram":
             self.draft_entropy = ema(self.draft_entropy, result.draft_entropy)
         for level, pair in enumerate(self.pairs_of[plan.chain]):
@@ -99,15 +100,26 @@ class Observer:
                 self.acceptance[pair] = ema(self.acceptance[pair], rate)
 
     def observe(self, state: DecodeState) -> np.ndarray:
-        """The observation at this state, float32, clipped to the table's bounds."""
-        text = self.reader.read(0, state.tokens[0], len(state.requests[0].prompt))
+        """The observation at this state, float32, clipped to the table's bounds.
+
+        What depends on the position in a text is the mean over the rows that decode.
+        """
+        rows = state.active_rows or range(state.batch_size)
+        positions = [self.position(state, row) for row in rows]
         lags = [state.num_lagging(name) for name in self.layout.followers]
-        num_tokens, num_generated = len(state.tokens[0]), state.num_generated(0)
-        confidence = self.confidence if num_generated else 1.0
-        position = position_values(
-            text, confidence, num_tokens, num_generated, state.budgets[0], self.context_limit
+        return self.observation(mean_entries(positions), lags)
+
+    def position(self, state: DecodeState, row: int) -> tuple[float, ...]:
+        """The entries of ``POSITION_FEATURES`` at the end of a row's text."""
+        tokens, num_generated = state.tokens[row], state.num_generated(row)
+        return position_values(
+            self.reader.read(row, tokens, len(state.requests[row].prompt)),
+            self.confidence if num_generated else 1.0,
+            len(tokens),
+            num_generated,
+            state.budgets[row],
+            self.context_limit,
         )
-        return self.observation(position, lags)
 
     @property
     def context_limit(self) -> int:
@@ -147,6 +159,13 @@ def position_values(
         num_generated / max(budget, 1),
         math.log1p(num_generated),
     )
+
+
+def mean_entries(rows: Sequence[Sequence[float]]) -> Sequence[float]:
+    """The mean of each entry over at least one row."""
+    if len(rows) == 1:
+        return rows[0]
+    return [sum(entries) / len(rows) for entries in zip(*rows, strict=True)]
 
 
 def ema(old: float, new: float) -> float:

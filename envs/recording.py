@@ -280,7 +280,7 @@ class Walk:
 
 def end_reason(pool: ModelPool, request: DecodeRequest, state: DecodeState) -> str | None:
     """Why the request ends with the last token, by its own rules."""
-    held, state.requests = state.requests, (request,)
+    held, state.requests = state.requests, [request]
     try:
         return finish_reason(state, 0, state.tokens[0][-1])
     finally:

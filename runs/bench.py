@@ -27,6 +27,7 @@ from specgym.runs.results import describe_machine, write_json
 from specgym.runs.settings import PoolSettings, make_pool
 
 BENCHES = {
+    "batch": "what batching gains, and what speculation adds at every batch size",
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
@@ -79,14 +80,16 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     show_report(report)
     if config.json is not None:
         write_json(config.json, report)
-    if name == "moe" and config.plot is not None:
-        from specgym.runs.bench_plot import plot_moe
-
-        plot_moe(report, config.plot)
+    if name in ("batch", "moe") and config.plot is not None:
+        find_plot(name)(report, config.plot)
 
 
 def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable[..., None]]:
     """A bench's settings, what measures, and what prints its report; imports only what it needs."""
+    if name == "batch":
+        from specgym.runs.bench_batch import BatchBench, bench_batch, show_batch
+
+        return BatchBench, bench_batch, show_batch
     if name == "drafters":
         from specgym.runs.bench_drafters import DrafterBench, bench_drafters, show_drafters
 
@@ -103,6 +106,17 @@ def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable
     from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
 
     return SoakBench, bench_soak, show_soak
+
+
+def find_plot(name: str) -> Callable[[dict[str, Any], Path], None]:
+    """What draws a bench's report."""
+    if name == "batch":
+        from specgym.runs.bench_batch import plot_batch
+
+        return plot_batch
+    from specgym.runs.bench_plot import plot_moe
+
+    return plot_moe
 
 
 def run_decode(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:

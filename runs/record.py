@@ -239,7 +239,7 @@ class Recording:
         if path.exists():
             return load_traces(path).traces[0]
         started = time.perf_counter()
-        trace = self.recorder.record(request, self.env.encode(request), split)
+        trace = self.recorder.record(request, self.env.rows.decode_request(request), split)
         about = {"seconds": time.perf_counter() - started}
         save_traces(path, TraceSet((trace,), self.layout, None, about))
         return trace

@@ -1,13 +1,18 @@
 """What tests of drafter training share: a target that chats, and texts of its own."""
 
+import functools
 import random
 
 import pytest
 import torch
 
 from specgym.engine.corpus import Corpus, Writer, make_generator, shard_path, write_shard
+from specgym.engine.eagle import EagleCheckpoint, EagleHead, EagleShape
+from specgym.engine.eagle_member import EagleMember
 from specgym.engine.kernels import LeanLlama
-from specgym.engine.testing import tiny_llama, tiny_tokenizer
+from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.pool import ModelPool
+from specgym.engine.testing import perturbed, tiny_llama, tiny_mixtral, tiny_tokenizer
 from specgym.engine.topics import Topic
 
 TEMPLATE = (
@@ -51,3 +56,31 @@ def texts(tmp_path_factory, chat_tokenizer):
 def write_tiny_fixture():
     """The function itself: a test folder has no modules to import from."""
     return write_tiny
+
+
+def tiny_eagle(target, dtype):
+    """A random head on a tiny target, before a member takes the target over."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        head = EagleHead(EagleShape(tiny_llama().config, (), True, 61, 32))
+    for weight in head.parameters():
+        weight.data.mul_(2.0 if weight.ndim > 1 else 1.0).requires_grad_(False)
+    return EagleMember("eagle", EagleCheckpoint(head.to(dtype), None, None, None), target)
+
+
+@functools.cache
+def make_full_pool(kind="llama", dtype=torch.float32, lean=True):
+    """Every kind of member: lookup, an EAGLE head, two models, a target (dense or a mixture)."""
+    target = (tiny_llama if kind == "llama" else tiny_mixtral)(3)
+    drafters = [perturbed(target, noise, seed) for seed, noise in ((4, 0.15), (5, 0.05))]
+    target = target.to(dtype)
+    members = [NGramMember(), tiny_eagle(target, dtype)]
+    for name, model in zip(("draft", "mid"), drafters, strict=True):
+        members.append(ModelMember(name, model.to(dtype), lean=lean))
+    return ModelPool([*members, ModelMember("target", target, lean=lean)], k_values=range(1, 7))
+
+
+@pytest.fixture(scope="session")
+def full_pool():
+    """Makes a pool with every kind of member; the same pool for the same arguments."""
+    return make_full_pool

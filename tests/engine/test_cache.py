@@ -31,11 +31,11 @@ def reference():
 class Batch:
     """Rows of tokens beside the memory that holds them, and the tokens each slot row was fed."""
 
-    def __init__(self, member, lengths=(9, 4), kv_length=None, seed=0):
+    def __init__(self, member, lengths=(9, 4), kv_length=None, seed=0, aligned=False):
         self.member = member
         self.rng = random.Random(seed)
         self.tokens = [self.draw(length) for length in lengths]
-        self.memory = member.new_memory(len(lengths), 96, kv_length)
+        self.memory = member.new_memory(len(lengths), 96, kv_length, aligned=aligned)
         member.forward(self.memory, [row[:-1] for row in self.tokens])
 
     def draw(self, count):
@@ -120,6 +120,35 @@ def test_masked_slots_have_no_influence_whatever_they_hold(member, kv_length):
             layer.keys.masked_fill_(empty, 1e4)
             layer.values.masked_fill_(empty, 1e4)
     assert torch.equal(batch.probe(), before)
+
+
+@pytest.mark.parametrize("kv_length", [None, 96], ids=["as-used", "fixed"])
+@pytest.mark.parametrize("num_rows", [None, 8])
+def test_an_aligned_cache_has_no_holes_and_the_same_logits(member, reference, kv_length, num_rows):
+    batch = ragged(member, kv_length=kv_length, aligned=True)
+    assert batch.memory.num_packable == 0
+    assert [len(slots) for slots in batch.memory.row_slots] == [len(t) - 1 for t in batch.tokens]
+    expected = [recompute(reference, tokens)[-1] for tokens in batch.tokens]
+    logits = batch.probe(num_rows)
+    torch.testing.assert_close(logits, torch.stack(expected), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_row_that_is_fed_alone_takes_no_other_along(member, reference, aligned, row):
+    batch = ragged(member, aligned=aligned)
+    other = 1 - row
+    memory, kept = batch.memory, list(batch.memory.row_slots[other])
+    memory.forget(row)
+    batch.tokens[row] = batch.draw(40)
+    with memory.alone(row) as view:
+        member.forward(view, [batch.tokens[row][:30]], need_logits=False)
+        member.forward(view, [batch.tokens[row][30:-1]], need_logits=False)
+    memory.check_integrity()
+    assert memory.row_slots[row] == list(range(39))
+    assert memory.row_slots[other] == kept
+    expected = [recompute(reference, tokens)[-1] for tokens in batch.tokens]
+    torch.testing.assert_close(batch.probe(), torch.stack(expected), atol=TOLERANCE, rtol=0)
 
 
 def test_valid_slots_have_influence(member):

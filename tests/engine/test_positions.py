@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from specgym.engine.cache import MaskedLayer
+from specgym.engine.cache_layers import MaskedLayer
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool

@@ -38,7 +38,7 @@ def test_an_absurd_budget_names_the_buffer_its_size_and_the_way_out():
     ids=lambda error: type(error).__name__,
 )
 def test_every_buffer_is_named_when_there_is_no_memory_for_it(monkeypatch, buffer, error):
-    from specgym.engine import cache
+    from specgym.engine import cache, cache_layers
 
     class NoRoom:
         dtype, device = torch.float32, torch.device("cpu")
@@ -52,8 +52,9 @@ def test_every_buffer_is_named_when_there_is_no_memory_for_it(monkeypatch, buffe
     def allocate(name, what, like, shape):
         return real(name, what, NoRoom() if what == buffer else like, shape)
 
-    real = cache.allocate
-    monkeypatch.setattr(cache, "allocate", allocate)
+    real = cache_layers.allocate
+    for module in (cache, cache_layers):
+        monkeypatch.setattr(module, "allocate", allocate)
     states = torch.zeros(2, 3, 5, 8)
     pattern = rf"'draft': out of memory for the {buffer} .*GB on cpu; lower max_new_tokens or the"
 
@@ -73,7 +74,7 @@ def test_a_drafters_cache_that_does_not_fit_leaves_the_request_alive(monkeypatch
     state = start(pool, [DecodeRequest(PROMPT, 20)], clock)
     decode_step(pool, state, PLAN.without_speculation(), clock)
 
-    def refuse(batch_size, num_slots, kv_length=None):
+    def refuse(batch_size, num_slots, kv_length=None, *, aligned=False):
         return MaskedKVCache(2, batch_size, 2**46, torch.device("cpu"), torch.float32, name="mid")
 
     monkeypatch.setattr(pool.members["mid"], "new_memory", refuse)

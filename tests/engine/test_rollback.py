@@ -1,5 +1,7 @@
 """Rollback: what memories hold after every round, and drafts that never depend on the path."""
 
+import collections
+
 import pytest
 
 from specgym.engine import decoding
@@ -32,9 +34,10 @@ def fed(monkeypatch):
     rows_by_memory, forward = {}, ModelMember.forward
 
     def watched(self, memory, tokens, num_rows=None, *, need_logits=True, last_only=False):
-        rows = rows_by_memory.setdefault(self.name, [[] for _ in tokens])
+        rows = rows_by_memory.setdefault(self.name, collections.defaultdict(list))
+        first = getattr(memory.buffers[0], "row", 0)  # a row that is fed by itself
         for row, more in enumerate(tokens):
-            rows[row][memory.num_valid(row) :] = more
+            rows[first + row][memory.num_valid(row) :] = more
         return forward(self, memory, tokens, num_rows, need_logits=need_logits, last_only=last_only)
 
     monkeypatch.setattr(ModelMember, "forward", watched)

@@ -74,7 +74,8 @@ CHANGES = {
     "sampling": ({"sampling": SamplingParams(temperature=2.0)}, "output"),
     "workload": ({"workload": Workload("one", ((Request("z", "zz", "z"),),))}, "ids"),
 }
-ON_THEIR_OWN = {"pool", "prompts", "split", "k_values", "chains", "device"}  # tests below
+# Tests below; of batches in test_batch.py.
+ON_THEIR_OWN = {"pool", "prompts", "split", "k_values", "chains", "device", "batch_size"}
 
 
 def test_every_argument_has_a_test_here():
