@@ -130,6 +130,23 @@ class TraceLibrary:
         return self.table.allowed(remaining, len(trace.prompt) + generated)
 
 
+def make_library(
+    traces: TraceLibrary | TraceSet | Path | str, split: str, k_values: Sequence[int] | None
+) -> TraceLibrary:
+    """The library of these traces, or the library itself.
+
+    Raises:
+        ValueError: If a split or K values come with a library, or the traces cannot be used.
+    """
+    if not isinstance(traces, TraceLibrary):
+        return TraceLibrary(traces, split, k_values)
+    if split != "all" or k_values is not None:
+        raise ValueError(
+            "split and k_values: the library was made with its own; give them to TraceLibrary"
+        )
+    return traces
+
+
 def split_seconds(tables: TraceTables, layout: Layout, costs: CostTable) -> dict[str, np.ndarray]:
     """Seconds apart: the target's, the middle verifiers', what is around them, [N, A] each."""
     middle = np.zeros_like(tables.seconds)

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from specgym.envs.deck import Deck, Order, check_stream
 from specgym.envs.disturbances import CostFactors, Disturbance
 from specgym.envs.information import describe_step
-from specgym.envs.library import TraceLibrary
+from specgym.envs.library import TraceLibrary, make_library
 from specgym.envs.observations import Observer
 from specgym.envs.options import check_options
 from specgym.envs.playback import Factors, Playback
 from specgym.envs.rewards import get_reward
 from specgym.envs.traces import TraceSet
 from specgym.envs.workloads import Request
-
-Order = Literal["permuted", "recorded"]
 
 
 class ReplayEnv(gym.Env[np.ndarray, np.int64]):
@@ -239,54 +238,3 @@ class ReplayEnv(gym.Env[np.ndarray, np.int64]):
         plan = self.table.plans[self.library.columns["executed"][playback.row, action]]
         is_asked = plan.k > 0 and self.divergence_every > 0
         return is_asked and self.num_speculative[plan.chain] % self.divergence_every == 0
-
-
-class Deck:
-    """An endless stream of requests in which each comes once before any comes again.
-
-    Args:
-        num_requests: Requests there are.
-        order: ``permuted`` shuffles anew for each round; ``recorded`` never.
-        rng: Shuffles.
-    """
-
-    def __init__(self, num_requests: int, order: Order, rng: np.random.Generator):
-        self.num_requests, self.order, self.rng = num_requests, order, rng
-        self.left: list[int] = []
-
-    def __next__(self) -> int:
-        if not self.left:
-            count = self.num_requests
-            cards = range(count) if self.order == "recorded" else self.rng.permutation(count)
-            self.left = [int(card) for card in cards][::-1]
-        return self.left.pop()
-
-
-def make_library(
-    traces: TraceLibrary | TraceSet | Path | str, split: str, k_values: Sequence[int] | None
-) -> TraceLibrary:
-    """The library of these traces, or the library itself.
-
-    Raises:
-        ValueError: If a split or K values come with a library, or the traces cannot be used.
-    """
-    if not isinstance(traces, TraceLibrary):
-        return TraceLibrary(traces, split, k_values)
-    if split != "all" or k_values is not None:
-        raise ValueError(
-            "split and k_values: the library was made with its own; give them to TraceLibrary"
-        )
-    return traces
-
-
-def check_stream(num_requests: int, order: str) -> int:
-    """The number of requests of an episode.
-
-    Raises:
-        ValueError: If there is none, or their order is unknown.
-    """
-    if num_requests < 1:
-        raise ValueError(f"num_requests: must be >= 1; got {num_requests}")
-    if order not in ("permuted", "recorded"):
-        raise ValueError(f"order: must be permuted or recorded; got {order!r}")
-    return num_requests

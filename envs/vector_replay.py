@@ -1,4 +1,4 @@
-"""Thousands of replays in numpy, as a vectorised environment of stable-baselines3."""
+"""Thousands of replays in numpy."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
 
+from specgym.envs.deck import Deck, Order, check_stream
 from specgym.envs.disturbances import CostFactors, Disturbance
-from specgym.envs.library import TraceLibrary
-from specgym.envs.replay import Deck, Order, check_stream, make_library
+from specgym.envs.library import TraceLibrary, make_library
 from specgym.envs.rewards import get_reward
 from specgym.envs.traces import TraceSet
 from specgym.envs.vector_observer import VectorObserver
 from specgym.envs.vector_playback import VectorFactors, VectorPlayback
 
 
-class VectorReplay(VecEnv):
+class VectorReplay:
     """Many ``ReplayEnv`` stepped at once; row i under seed s is ``ReplayEnv`` under seed s + i.
 
     That holds but for noise and drift, which come from one random stream for all rows. Finished
@@ -54,18 +53,17 @@ class VectorReplay(VecEnv):
     ):
         if num_envs < 1:
             raise ValueError(f"num_envs: must be >= 1; got {num_envs}")
-        self.render_mode = None
+        self.num_envs = num_envs
         self.library = make_library(traces, split, k_values)
         self.num_requests = check_stream(num_requests, order)
         self.order, self.disturbance = order, disturbance
         self.reward_of = get_reward(reward)
         self.observer = VectorObserver(self.library.layout, num_envs)
         self.features = self.observer.features
-        super().__init__(
-            num_envs,
-            gym.spaces.Box(self.observer.low, self.observer.high, dtype=np.float32),
-            gym.spaces.Discrete(len(self.library.table)),
+        self.observation_space = gym.spaces.Box(
+            self.observer.low, self.observer.high, dtype=np.float32
         )
+        self.action_space = gym.spaces.Discrete(len(self.library.table))
         self.playback = VectorPlayback(self.library, num_envs)
         self.num_left = np.zeros(num_envs, dtype=np.int64)
         self.num_begun = np.zeros(num_envs, dtype=np.int64)
@@ -87,13 +85,17 @@ class VectorReplay(VecEnv):
         """Which actions can run now in every row, [B, A] bool."""
         return self.playback.allowed()
 
-    def reset(self) -> np.ndarray:
-        """Starts an episode in every row; after ``seed`` also the streams and statistics anew."""
-        if not self.decks or self._seeds[0] is not None:
-            self.restart(self._seeds)
-        self._reset_seeds()
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """Starts an episode in every row; the observations, [B, F].
+
+        Args:
+            seed: Begins the streams anew and forgets all statistics; None goes on with them.
+        """
+        if seed is not None:
+            self.restart([seed + row for row in range(self.num_envs)])
+        elif not self.decks:
+            self.restart([None] * self.num_envs)
         self.start_episodes(range(self.num_envs))
-        self.reset_infos = [{} for _ in range(self.num_envs)]
         return self.observer.observe(*self.playback.observed())
 
     def restart(self, seeds: Sequence[int | None]) -> None:
@@ -121,27 +123,24 @@ class VectorReplay(VecEnv):
         self.num_begun[rows] += 1
         self.num_left[rows] -= 1
 
-    def step_async(self, actions: np.ndarray) -> None:
-        """Takes the rows' actions, [B]; ``step_wait`` plays them.
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Plays one iteration in every row.
+
+        Args:
+            actions: One per row, [B].
+
+        Returns:
+            Observations [B, F], rewards [B], ends [B], and infos; see the class for the last.
 
         Raises:
             ValueError: If an action is out of range, or ``reset`` was never called.
         """
-        actions = np.asarray(actions, dtype=np.int64)
-        count = len(self.library.table)
-        if not self.decks:
-            raise ValueError("step: no episode has begun; call reset()")
-        if actions.shape != (self.num_envs,) or not ((actions >= 0) & (actions < count)).all():
-            raise ValueError(
-                f"actions: must be {self.num_envs} of 0..{count - 1}; got {actions.tolist()}"
-            )
-        self.actions = actions
-
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Observations [B, F], rewards [B], ends [B] and infos; see the class for the last."""
+        actions = self.check(actions)
         playback = self.playback
-        cells = playback.at * playback.num_actions + self.actions
-        run = np.where(self.library.allowed.reshape(-1)[cells], self.actions, 0)
+        cells = playback.at * playback.num_actions + actions
+        run = np.where(self.library.allowed.reshape(-1)[cells], actions, 0)
         done, seconds, baseline = playback.play(run, self.costs(run))
         self.factors.advance()
         self.observer.update(done)
@@ -159,6 +158,21 @@ class VectorReplay(VecEnv):
             ends[last] = True
             self.conclude(last, observations, infos)
         return observations, rewards.astype(np.float32), ends, infos
+
+    def check(self, actions: np.ndarray) -> np.ndarray:
+        """The actions as whole numbers.
+
+        Raises:
+            ValueError: If one is out of range, or no episode has begun.
+        """
+        if not self.decks:
+            raise ValueError("step: no episode has begun; call reset()")
+        actions, count = np.asarray(actions, dtype=np.int64), len(self.library.table)
+        if actions.shape != (self.num_envs,) or not ((actions >= 0) & (actions < count)).all():
+            raise ValueError(
+                f"actions: must be {self.num_envs} of 0..{count - 1}; got {actions.tolist()}"
+            )
+        return actions
 
     def costs(self, actions: np.ndarray) -> VectorFactors:
         """Factors on costs now, with noise."""
@@ -182,44 +196,3 @@ class VectorReplay(VecEnv):
             }
         self.start_episodes(rows)
         observations[rows] = self.observer.observe(*self.playback.observed(), rows)
-
-    def close(self) -> None:
-        """Nothing: there is nothing to give back."""
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute, once per row."""
-        return [getattr(self, attr_name)] * len(self.chosen(indices))
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Sets an attribute of all rows.
-
-        Raises:
-            ValueError: If only some rows are meant: they share all attributes.
-        """
-        if len(self.chosen(indices)) != self.num_envs:
-            raise ValueError(f"set_attr: rows share {attr_name!r}; set it for all of them")
-        setattr(self, attr_name, value)
-
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
-    ) -> list[Any]:
-        """What each row's ``action_masks()`` says; rows have no other method.
-
-        Raises:
-            ValueError: If another method is called.
-        """
-        if method_name != "action_masks" or method_args or method_kwargs:
-            raise ValueError(
-                f"env_method: rows have action_masks() alone; got {method_name!r} with "
-                f"{len(method_args) + len(method_kwargs)} arguments"
-            )
-        masks = self.action_masks()
-        return [masks[row] for row in self.chosen(indices)]
-
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """False for every row: rows are no environments of their own."""
-        return [False] * len(self.chosen(indices))
-
-    def chosen(self, indices: Any) -> list[int]:
-        """The rows that indices stand for; None stands for all."""
-        return list(self._get_indices(indices))

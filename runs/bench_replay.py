@@ -97,8 +97,7 @@ def single_rate(library: TraceLibrary, config: ReplayBench) -> float:
 def vector_rate(library: TraceLibrary, config: ReplayBench) -> float:
     """Steps a second of all rows, masks and resets included; the choice of actions is not."""
     envs = VectorReplay(library, config.num_envs)
-    envs.seed(config.seed)
-    envs.reset()
+    envs.reset(config.seed)
     rng, seconds = np.random.default_rng(config.seed), 0.0
     masks = envs.action_masks()
     for _ in range(config.vector_steps):

@@ -2,10 +2,6 @@
 
 import numpy as np
 import pytest
-from sb3_contrib import MaskablePPO
-from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
-from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from specgym.envs import ReplayEnv
 from specgym.envs.disturbances import Change, Disturbance
@@ -47,8 +43,7 @@ def test_each_row_is_the_single_environment(request, kind, arguments):
     rng = np.random.default_rng(0)
     envs = VectorReplay(library, NUM_ENVS, **arguments)
     singles = [ReplayEnv(library, **arguments) for _ in range(NUM_ENVS)]
-    envs.seed(7)
-    observations = envs.reset()
+    observations = envs.reset(7)
     seen = [single.reset(seed=7 + row)[0] for row, single in enumerate(singles)]
     np.testing.assert_array_equal(observations, seen)
     returns, lengths, num_ends = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), 0
@@ -83,8 +78,7 @@ def test_each_row_is_the_single_environment(request, kind, arguments):
 def test_a_seed_reproduces_everything(mixture, disturbance):
     def run(seed):
         envs = VectorReplay(mixture, 16, disturbance=disturbance)
-        envs.seed(seed)
-        seen, rng = [envs.reset()], np.random.default_rng(0)
+        seen, rng = [envs.reset(seed)], np.random.default_rng(0)
         for _ in range(60):
             observations, rewards, *_ = envs.step(choose(envs.action_masks(), rng))
             seen += [observations, rewards]
@@ -96,21 +90,18 @@ def test_a_seed_reproduces_everything(mixture, disturbance):
 
 def test_seeding_again_starts_anew_and_a_reset_alone_goes_on(mixture):
     envs = VectorReplay(mixture, 4)
-    envs.seed(3)
-    first = envs.reset()
+    first = envs.reset(3)
     for _ in range(20):
         envs.step(np.full(4, 5))
     assert envs.reset().tolist() != first.tolist()
-    envs.seed(3)
-    assert envs.reset().tolist() == first.tolist()
+    assert envs.reset(3).tolist() == first.tolist()
 
 
 def test_noise_and_drift_are_in_the_rewards_of_every_row(mixture):
     rewards = []
     for disturbance in (Disturbance(), Disturbance(noise=1.0), Disturbance(drift=0.2)):
         envs = VectorReplay(mixture, 64, disturbance=disturbance)
-        envs.seed(0)
-        envs.reset()
+        envs.reset(0)
         action = envs.action_names.index("small@2")
         rewards.append(np.stack([envs.step(np.full(64, action))[1] for _ in range(5)]))
     quiet, noisy, drifting = rewards
@@ -138,45 +129,6 @@ def test_what_was_returned_does_not_change_later(mixture):
     envs.step(np.full(8, 6))
     assert observations.tolist() == kept[0].tolist()
     assert masks.tolist() == kept[1].tolist()
-
-
-# stable-baselines3
-
-
-def test_maskable_ppo_finds_the_masks(mixture):
-    envs = VectorReplay(mixture, 8)
-    assert is_masking_supported(envs)
-    envs.reset()
-    assert get_action_masks(envs).tolist() == envs.action_masks().tolist()
-    assert get_action_masks(VecMonitor(envs)).tolist() == envs.action_masks().tolist()
-    model = MaskablePPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, seed=0)
-    model.learn(512)
-    assert len(model.ep_info_buffer) > 4
-
-
-@pytest.mark.parametrize("agent", [PPO, DQN])
-def test_others_learn_without_masks_through_wrappers(mixture, agent):
-    envs = VecNormalize(VecMonitor(VectorReplay(mixture, 4)))
-    settings = {"n_steps": 32, "batch_size": 32} if agent is PPO else {"learning_starts": 50}
-    model = agent("MlpPolicy", envs, seed=0, **settings)
-    model.learn(400)
-    assert len(model.ep_info_buffer) > 4
-
-
-def test_rows_have_attributes_and_no_methods_but_masks(mixture):
-    envs = VectorReplay(mixture, 3)
-    envs.reset()
-    assert envs.get_attr("num_requests", [0, 2]) == [1, 1]
-    envs.set_attr("num_requests", 2)
-    assert envs.num_requests == 2
-    assert [len(mask) for mask in envs.env_method("action_masks", indices=1)] == [36]
-    assert envs.env_is_wrapped(VecMonitor) == [False] * 3
-    assert envs.plans[1] == (("ngram", "target"), 1)
-    with pytest.raises(ValueError, match="rows share 'num_requests'"):
-        envs.set_attr("num_requests", 2, [0])
-    with pytest.raises(ValueError, match=r"rows have action_masks\(\) alone; got 'dance'"):
-        envs.env_method("dance")
-    envs.close()
 
 
 def test_wrong_calls_are_refused(mixture):
