@@ -10,6 +10,7 @@ import numpy as np
 
 from specgym.engine.decoding import DecodeRequest
 from specgym.envs.decode import SpecDecodeEnv
+from specgym.envs.replay import ReplayEnv
 from specgym.envs.workloads import Request
 
 DIVERGENCE_EVERY = 16  # uses of a chain between two measurements of D_TV; about 0.1 ms a step
@@ -106,7 +107,7 @@ STEP_KEYS = (
 
 
 def begin_request(
-    env: SpecDecodeEnv, controller: Controller, request: Request | DecodeRequest
+    env: SpecDecodeEnv | ReplayEnv, controller: Controller, request: Request | DecodeRequest
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Resets the environment to a request, as the controller needs it; the reset's return."""
     every = DIVERGENCE_EVERY if controller.needs_divergence else 0
@@ -116,7 +117,7 @@ def begin_request(
 
 
 def run_steps(
-    env: SpecDecodeEnv, controller: Controller, observation: np.ndarray, info: dict[str, Any]
+    env: SpecDecodeEnv | ReplayEnv, controller: Controller, observation: np.ndarray, info: dict[str, Any]
 ) -> Iterator[tuple[int, float, dict[str, Any]]]:
     """Action, reward and ``info`` of every step until the episode ends.
 
