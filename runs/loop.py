@@ -117,7 +117,10 @@ def begin_request(
 
 
 def run_steps(
-    env: SpecDecodeEnv | ReplayEnv, controller: Controller, observation: np.ndarray, info: dict[str, Any]
+    env: SpecDecodeEnv | ReplayEnv,
+    controller: Controller,
+    observation: np.ndarray,
+    info: dict[str, Any],
 ) -> Iterator[tuple[int, float, dict[str, Any]]]:
     """Action, reward and ``info`` of every step until the episode ends.
 
