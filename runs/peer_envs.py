@@ -85,7 +85,7 @@ RECIPES = {
             "llama_cpp",
             gigabytes=2.0,
             note="compiles for 5 to 15 minutes",
-            variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+            variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
         ),
     )
 }
