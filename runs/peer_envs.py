@@ -81,7 +81,7 @@ RECIPES = {
         ),
         PeerRecipe(
             "llama-cpp",
-            ("llama-cpp-python>=0.3.16,<0.4",),
+            ("llama-cpp-python==0.3.36",),
             "llama_cpp",
             gigabytes=2.0,
             note="compiles for 5 to 15 minutes",

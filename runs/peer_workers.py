@@ -36,7 +36,7 @@ class WorkerSettings:
         model: The target, as transformers loads it.
         longest: Most tokens of a prompt and its continuation.
         new_tokens: Tokens per prompt.
-        scratch: A folder for weights and logs.
+        scratch: A folder for weights.
     """
 
     source: str
@@ -95,11 +95,11 @@ def weights_for(name: str, settings: WorkerSettings) -> list[tuple[str, str, Pat
         ValueError: If the model cannot be written in the peer's form.
     """
     if name != "llama-cpp":
-        folder = settings.scratch / "weights"
+        folder = settings.scratch / name
         with quiet_transformers(bars=False):
             settings.model.save_pretrained(folder)
         return [(f"{name}, plain", settings.precision, folder)]
-    file = settings.scratch / "weights.gguf"
+    file = settings.scratch / f"{name}.gguf"
     write_gguf(settings.model, file)
     weights = [(f"{name}, plain", settings.precision, file)]
     quantised = cache_folder() / Path(SMOLLM2_WHEEL.member).name
@@ -119,7 +119,9 @@ def start_worker(name: str, python: Path, weights: Path, settings: WorkerSetting
     command = [str(python), "-I", str(SCRIPT), name, str(weights), "--dtype", settings.precision]
     command += ["--threads", threads, "--context", str(context)]
     variables = {"OMP_NUM_THREADS": threads, **preloading(RECIPES[name])}
-    return PeerProcess(name, command, settings.scratch / f"{weights.name}.log", variables)
+    logs = RECIPES[name].folder.parent  # they outlive the bench
+    logs.mkdir(parents=True, exist_ok=True)
+    return PeerProcess(name, command, logs / f"{weights.name}.log", variables)
 
 
 def preloading(recipe: PeerRecipe) -> dict[str, str]:
