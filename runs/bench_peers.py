@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,39 +21,36 @@ from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
-from specgym.runs.bench import row
 from specgym.runs.byte_floor import measure_floor
 from specgym.runs.peer_envs import RECIPES, PeerError
-from specgym.runs.peer_runs import (
+from specgym.runs.peer_ratios import (
+    AIMS,
+    ASSISTED,
+    EXACT,
+    LOOKUP,
     OURS,
+    PLAIN,
+    TRANSFORMERS,
+    dense_ratios,
+    mixture_ratios,
+    name_of,
+    rows_of,
+)
+from specgym.runs.peer_runs import (
     Contestant,
     OurDecoder,
     Prompt,
-    Run,
     TransformersDecoder,
-    equal_share,
     load_assistant,
     lookup_options,
     run_rounds,
-    total_seconds,
 )
 from specgym.runs.peer_workers import WorkerSettings, start_workers
 from specgym.runs.results import describe_machine
 from specgym.runs.settings import DTYPES
 
-TRANSFORMERS = "transformers"
 PEERS = (TRANSFORMERS, *RECIPES)
-PLAIN, LOOKUP, ASSISTED, EXACT = "plain", "lookup", "assisted", "exact"
 NO_MIXTURE = "none"
-AIMS = {  # what issue and docs promise of each ratio
-    "plain_over_transformers": (">=", 1.8),
-    "plain_over_vllm": (">=", 1.15),
-    "lookup_over_transformers": (">=", 1.8),
-    "over_byte_floor": ("<=", 2.3),
-    "exact_over_fast": ("<=", 1.2),
-    "moe_exact_over_fast": ("<=", 1.4),
-    "moe_plain_over_transformers": (">=", 1.5),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,11 +219,6 @@ def bench_prompts(config: PeersBench, pool: ModelPool) -> list[Prompt]:
     return prompts
 
 
-def name_of(peer: str, mode: str) -> str:
-    """A contestant's name."""
-    return f"{peer}, {mode}"
-
-
 def our_contestants(
     config: PeersBench, pool: ModelPool, plain: OurDecoder, absent: dict[str, str]
 ) -> list[Contestant]:
@@ -272,60 +263,3 @@ def their_contestants(
         )
         for mode, each in options.items()
     ]
-
-
-def rows_of(
-    pool: str,
-    contestants: Sequence[Contestant],
-    runs: Mapping[str, Sequence[Run]],
-    new_tokens: int,
-) -> list[dict[str, Any]]:
-    """One row per contestant that came through: its seconds, and how alike its text is to ours."""
-    ours = runs[name_of(OURS, PLAIN)]
-    return [
-        row(each.name, [run.seconds for run in runs[each.name]], "s")
-        | {
-            "pool": pool,
-            "peer": each.peer,
-            "precision": each.precision,
-            "same_precision": each.precision == contestants[0].precision,
-            "num_tokens": new_tokens,
-            "tokens_per_second": new_tokens / statistics.median(r.seconds for r in runs[each.name]),
-            "equal_tokens": equal_share(ours, runs[each.name]),
-        }
-        for each in contestants
-        if each.name in runs
-    ]
-
-
-def dense_ratios(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """Seconds over seconds, for all whose runs are there."""
-    pairs = {
-        "plain_over_transformers": (name_of(TRANSFORMERS, PLAIN), name_of(OURS, PLAIN)),
-        "plain_over_vllm": (name_of("vllm", PLAIN), name_of(OURS, PLAIN)),
-        "plain_over_llama_cpp": (name_of("llama-cpp", PLAIN), name_of(OURS, PLAIN)),
-        "lookup_over_transformers": (name_of(TRANSFORMERS, LOOKUP), name_of(OURS, LOOKUP)),
-        "assisted_over_transformers": (name_of(TRANSFORMERS, ASSISTED), name_of(OURS, ASSISTED)),
-        "exact_over_fast": (name_of(OURS, EXACT), name_of(OURS, PLAIN)),
-    }
-    return ratios_of(runs, pairs)
-
-
-def mixture_ratios(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """Seconds over seconds on the mixture."""
-    pairs = {
-        "moe_exact_over_fast": (name_of(OURS, EXACT), name_of(OURS, PLAIN)),
-        "moe_plain_over_transformers": (name_of(TRANSFORMERS, PLAIN), name_of(OURS, PLAIN)),
-    }
-    return ratios_of(runs, pairs)
-
-
-def ratios_of(
-    runs: Mapping[str, Sequence[Run]], pairs: Mapping[str, tuple[str, str]]
-) -> dict[str, float]:
-    """Total seconds of the first over those of the second, where both are there."""
-    return {
-        name: total_seconds(runs[over]) / total_seconds(runs[under])
-        for name, (over, under) in pairs.items()
-        if over in runs and under in runs
-    }

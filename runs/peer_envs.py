@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from specgym.engine.datawheel import last_words
 from specgym.engine.sources import cache_folder
@@ -167,21 +168,17 @@ def run_step(recipe: PeerRecipe, command: Sequence[str], console: Console) -> No
 
 def watch(process: subprocess.Popen[bytes], name: str, log: Path, console: Console) -> None:
     """Shows a step's last line until it ends: in place on a terminal, else now and then."""
-    started = reported = time.monotonic()
-    with (
-        console.status(f"specgym: {name}") if console.is_terminal else contextlib.nullcontext() as s
-    ):
+    started = time.monotonic()
+    report_at = started + REPORT_SECONDS
+    with console.status(f"specgym: {name}") as status:
         while process.poll() is None:
             time.sleep(0.2)
             now = time.monotonic()
-            if s is None and now < reported + REPORT_SECONDS:
-                continue
-            text = f"specgym: {name}, {now - started:.0f} s: {last_line(log)[:60]}"
-            reported = now
-            if s is None:
-                console.print(text, markup=False)
-            else:
-                s.update(text)
+            text = Text(f"specgym: {name}, {now - started:.0f} s: {last_line(log)[:60]}")
+            status.update(text)
+            if now > report_at and not console.is_terminal:
+                console.print(text, soft_wrap=True)
+                report_at = now + REPORT_SECONDS
 
 
 def last_line(log: Path) -> str:

@@ -24,7 +24,6 @@ from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.runs.peer_envs import PeerError
 
-OURS = "specgym"
 Prompt = tuple[int, ...]
 
 

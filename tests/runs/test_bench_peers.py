@@ -18,11 +18,12 @@ from rich.console import Console
 from specgym.engine.loading import load_pool
 from specgym.engine.testing import tiny_llama
 from specgym.runs import bench_peers, byte_floor, peer_envs, peer_workers
-from specgym.runs.bench_peers import AIMS, PeersBench, bench_prompts
+from specgym.runs.bench_peers import PeersBench, bench_prompts
 from specgym.runs.byte_floor import ByteFloor, read_bandwidth, weight_bytes
 from specgym.runs.cli import main
 from specgym.runs.peer_envs import READY, PeerError, PeerRecipe, build_environment
 from specgym.runs.peer_process import PeerProcess
+from specgym.runs.peer_ratios import AIMS
 from specgym.runs.peer_runs import Contestant, Run, equal_share, run_rounds, total_seconds
 
 QUIET = Console(quiet=True)
