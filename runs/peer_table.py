@@ -16,6 +16,8 @@ def show_peers(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     for pool in dict.fromkeys(row["pool"] for row in report["rows"]):
         console.print(pool_table(pool, report))
+    if not all(row["same_precision"] for row in report["rows"]):
+        console.print("* other precision: fewer bytes to read, and another text")
     floor = report["byte_floor"]
     console.print(
         f"byte floor: {floor['bytes'] / 1e6:.0f} MB at {floor['bytes_per_second'] / 1e9:.1f} GB/s "
@@ -31,10 +33,10 @@ def show_peers(report: dict[str, Any]) -> None:
 
 def pool_table(pool: str, report: dict[str, Any]) -> Table:
     """Tokens per second on one pool, a line per contestant, within 80 columns."""
-    title = f"{pool}: tokens per second, prompt included"
+    title = f"{pool}: tokens per second, prompt included; share of tokens equal to ours"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("who", no_wrap=True)
-    for header in (*QUANTILES, "equal tokens", "weights"):
+    for header in (*QUANTILES, "equal", "weights"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in report["rows"]:
         if row["pool"] != pool:
@@ -44,6 +46,6 @@ def pool_table(pool: str, report: dict[str, Any]) -> Table:
             row["name"],
             *(f"{row['num_tokens'] / row[key]:.1f}" for key in QUANTILES),
             f"{row['equal_tokens']:.0%}" if is_same else "-",
-            row["precision"] + ("" if is_same else " (other precision)"),
+            row["precision"] if is_same else f"{row['precision']} *",
         )
     return table

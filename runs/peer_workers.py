@@ -23,7 +23,7 @@ from specgym.runs.peer_runs import Contestant, Prompt
 SCRIPT = Path(__file__).with_name("peer_worker.py")
 CONTEXT_ROUNDING = 256
 PRELOADED = {  # libraries that a peer's own guide wants loaded first, where they are installed
-    "vllm": ("lib/libiomp5.so", "lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"),
+    "vllm": ("lib/libiomp5.so",),
 }
 
 
