@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from specgym.engine.loading import load_pool
+from specgym.engine.sources import LoadedModel
 from specgym.engine.testing import tiny_llama
 from specgym.runs import bench_peers, byte_floor, peer_envs, peer_workers
 from specgym.runs.bench_peers import PeersBench, bench_prompts
@@ -24,7 +25,15 @@ from specgym.runs.cli import main
 from specgym.runs.peer_envs import READY, PeerError, PeerRecipe, build_environment
 from specgym.runs.peer_process import PeerProcess
 from specgym.runs.peer_ratios import AIMS
-from specgym.runs.peer_runs import Contestant, Run, equal_share, run_rounds, total_seconds
+from specgym.runs.peer_runs import (
+    Contestant,
+    Run,
+    WideHead,
+    equal_share,
+    load_assistant,
+    run_rounds,
+    total_seconds,
+)
 
 QUIET = Console(quiet=True)
 NEW_TOKENS = 6
@@ -363,3 +372,18 @@ def is_running(pid):
 def test_prompts_are_of_every_category_first(tiny_spec):
     config = PeersBench(pool=tiny_spec, dtype="float32", prompts=4)
     assert len(set(bench_prompts(config, bench_peers.bench_pool(config, tiny_spec)))) == 4
+
+
+def test_a_trimmed_head_has_no_mass_elsewhere():
+    head = torch.nn.Linear(3, 2, bias=False)
+    states = torch.ones(1, 1, 3)
+    logits = WideHead(head, torch.tensor([1, 3]), vocab_size=5)(states)
+    assert logits.shape == (1, 1, 5)
+    assert torch.equal(logits[..., [1, 3]], head(states))
+    assert logits[..., [0, 2, 4]].isneginf().all()
+
+
+def test_a_head_on_the_target_is_no_assistant():
+    target = LoadedModel(tiny_llama(), None, "", "tiny")
+    with pytest.raises(PeerError, match="eagle is a head on the target"):
+        load_assistant("shipped:smollm2-135m/eagle", target, 4)
