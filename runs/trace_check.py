@@ -15,14 +15,22 @@ from rich.table import Table
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.layout import Layout
-from specgym.envs.tables import TraceTables, make_tables
+from specgym.envs.replay import ReplayEnv
 from specgym.envs.traces import TraceSet
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
 from specgym.runs.results import SCHEMA, describe_machine
 from specgym.runs.walk import walk_request
 
-NEVER = -1
+# What must be equal in every iteration.
+COUNTS = (
+    "tokens",
+    "executed_action",
+    "reason",
+    "proposed_per_level",
+    "accepted_per_level",
+    "finish_reason",
+)
 
 
 def check_fit(traces: TraceSet, pool: ModelPool) -> None:
@@ -52,36 +60,6 @@ def chains_of(layout: Layout) -> str:
     return ", ".join(">".join(chain) for chain in layout.chains)
 
 
-class Follower:
-    """How far followers lag along a walk, by a trace's tables."""
-
-    def __init__(self, tables: TraceTables):
-        self.tables = tables
-        self.position = 0
-        self.lags = [NEVER] * tables.uses.shape[2]
-
-    def seconds(self, action: int) -> float:
-        """Seconds of an iteration here, catch-up and first prefills included."""
-        tables, g = self.tables, self.position
-        total = float(tables.seconds[g, action])
-        for follower, lag in enumerate(self.lags):
-            if tables.uses[g, action, follower]:
-                total += tables.catchup[action, follower, g if lag == NEVER else lag]
-                total += tables.prefill[follower] if lag == NEVER else 0.0
-        return total
-
-    def advance(self, action: int) -> None:
-        """Goes on to where the action leads."""
-        tables, g = self.tables, self.position
-        tokens = int(tables.tokens[g, action])
-        for follower, lag in enumerate(self.lags):
-            if tables.uses[g, action, follower]:
-                self.lags[follower] = int(tables.lag_after[g, action, follower])
-            elif lag != NEVER:
-                self.lags[follower] = lag + tokens
-        self.position += tokens
-
-
 @dataclasses.dataclass
 class Found:
     """What a check found: per iteration, and per request.
@@ -105,7 +83,7 @@ def check_traces(
     Args:
         traces: What was recorded, with costs.
         env: The live environment.
-        requests: The requests of the first so many traces.
+        requests: Requests that were recorded.
         seed: Draws the plans.
         console: Where progress is shown.
 
@@ -115,14 +93,12 @@ def check_traces(
     """
     if traces.costs is None:
         raise ValueError("traces: no costs were measured; run specgym record --costs on the file")
-    found = Found([], defaultdict(list), [])
+    found, recorded = Found([], defaultdict(list), []), ReplayEnv(traces)
     with make_bar("checking", "requests", console) as bar:
         task = bar.add_task("", total=len(requests), note="")
         for index, request in enumerate(requests):
-            trace = traces.traces[index]
-            tables = make_tables(trace, traces.layout, traces.costs, exact=env.exact)
             rng = np.random.default_rng([seed, index, 1])
-            check_request(env, request, tables, rng, found)
+            check_request(env, recorded, request, rng, found)
             bar.update(task, completed=index + 1)
     machine = describe_machine(env.pool.model(env.pool.target).device)
     return summarize(found) | {"schema": SCHEMA, "machine": machine}
@@ -130,43 +106,28 @@ def check_traces(
 
 def check_request(
     env: SpecDecodeEnv,
+    recorded: ReplayEnv,
     request: Request,
-    tables: TraceTables,
     rng: np.random.Generator,
     found: Found,
 ) -> None:
-    """Walks one request under random plans and compares each iteration."""
-    _, infos = walk_request(env, request, rng)
-    follower = Follower(tables)
+    """Walks one request under random plans, and the recorded one beside it step by step."""
+    recorded.reset(options={"request": request})
     predicted_total = measured_total = 0.0
-    for info in infos:
-        g, asked = follower.position, info["asked_action"]
-        difference = compare_counts(tables, g, asked, info)
+    for info in walk_request(env, request, rng)[1]:
+        expected = recorded.step(info["asked_action"])[-1]
+        difference = {
+            key: (expected[key], info[key]) for key in COUNTS if expected[key] != info[key]
+        }
         if difference:
-            found.different.append({"request": request.id, "position": g} | difference)
+            at = info["context_len"] - info["tokens"]
+            found.different.append({"request": request.id, "context_len": at} | difference)
             return
-        predicted = follower.seconds(asked) / tables.baseline[g]
-        seen = info["iter_seconds"] / info["baseline_seconds"]
-        name = env.action_names[info["executed_action"]]
-        found.ratios[name].append((predicted, seen))
-        predicted_total += predicted
-        measured_total += seen
-        follower.advance(asked)
+        pair = tuple(each["iter_seconds"] / each["baseline_seconds"] for each in (expected, info))
+        found.ratios[env.action_names[info["executed_action"]]].append(pair)
+        predicted_total += pair[0]
+        measured_total += pair[1]
     found.totals.append((predicted_total, measured_total))
-
-
-def compare_counts(
-    tables: TraceTables, g: int, asked: int, info: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What differs between an iteration and the table, as (recorded, seen); nothing when equal."""
-    levels = len(info["accepted_per_level"])
-    pairs = {
-        "tokens": (int(tables.tokens[g, asked]), info["tokens"]),
-        "executed_action": (int(tables.executed[g, asked]), info["executed_action"]),
-        "proposed": (tables.proposed[g, asked, :levels].tolist(), info["proposed_per_level"]),
-        "accepted": (tables.accepted[g, asked, :levels].tolist(), info["accepted_per_level"]),
-    }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def summarize(found: Found) -> dict[str, Any]:

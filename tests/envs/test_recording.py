@@ -21,10 +21,11 @@ from specgym.envs import SpecDecodeEnv
 from specgym.envs.costs import fit_costs
 from specgym.envs.layout import Layout
 from specgym.envs.recording import Recorder
+from specgym.envs.replay import ReplayEnv
 from specgym.envs.tables import make_tables
-from specgym.envs.traces import check_trace
+from specgym.envs.traces import TraceSet, check_trace
 from specgym.envs.workloads import Request, Workload
-from specgym.runs.trace_check import Follower, compare_counts
+from specgym.runs.trace_check import COUNTS
 from specgym.runs.walk import measured, walk_request
 
 CHAINS = (
@@ -76,7 +77,9 @@ def make_env(pool, budget=40, **changes):
 
 
 def record(pool, env, request, exact=True):
-    trace = Recorder(pool, exact, CountingClock()).record(request, env.encode(request), "train")
+    trace = Recorder(pool, exact, CountingClock()).record(
+        request, env.rows.decode_request(request), "train"
+    )
     check_trace(trace, Layout.of(pool))
     return trace
 
@@ -89,31 +92,33 @@ def costs_of(pool, env):
     return fit_costs(layout, iterations)
 
 
+def replay_of(pool, env, trace):
+    """The trace as an environment, with costs as the live one's clock has them."""
+    about = {"exact": env.exact}
+    return ReplayEnv(TraceSet((trace,), Layout.of(pool), costs_of(pool, env), about))
+
+
 def assert_agrees(pool, env, request, trace, seeds=range(4)):
     """Walks the request under random plans; every count and every lag is the table's."""
-    layout = Layout.of(pool)
-    tables = make_tables(trace, layout, costs_of(pool, env), exact=env.exact)
+    recorded = replay_of(pool, env, trace)
+    options = {"request": request, "divergence_every": 1}
     for seed in seeds:
-        follower, rng = Follower(tables), np.random.default_rng(seed)
-        _, info = env.reset(options={"request": request, "divergence_every": 1})
-        done = False
+        rng, done = np.random.default_rng(seed), False
+        _, info = env.reset(options=options)
+        _, expected = recorded.reset(options=options)
         while not done:
-            g = follower.position
-            assert (info["action_mask"] == tables.allowed[g]).all()
-            for name, lag in zip(layout.followers, follower.lags, strict=True):
-                unused = len(trace.prompt) + g - 1
-                assert env.state.num_lagging(name) == (unused if lag < 0 else lag), (name, g)
+            np.testing.assert_array_equal(info["action_mask"], expected["action_mask"])
+            lags = [env.state.num_lagging(name) for name in recorded.layout.followers]
+            assert lags == recorded.playback.feature_lags
             action = int(rng.choice(np.flatnonzero(info["action_mask"])))
-            _, _, terminated, truncated, info = env.step(action)
-            assert compare_counts(tables, g, action, info) == {}, (seed, g, action)
-            for level, distance in enumerate(info["divergence"].values()):
-                assert distance == pytest.approx(tables.divergence[g, action, level], abs=2e-3)
-            assert info["unique_experts"] == pytest.approx(tables.experts[g, action], abs=1e-3)
-            follower.advance(action)
-            done = terminated or truncated
+            _, _, *ends, info = env.step(action)
+            _, _, *expected_ends, expected = recorded.step(action)
+            assert {key: info[key] for key in COUNTS} == {key: expected[key] for key in COUNTS}
+            assert info["divergence"] == pytest.approx(expected["divergence"], abs=2e-3)
+            assert info["unique_experts"] == pytest.approx(expected["unique_experts"], abs=1e-3)
+            assert ends == expected_ends
+            done = any(ends)
         assert info["output"] == trace.output.tolist()
-        assert follower.position == len(trace)
-        assert info["finish_reason"] == trace.finish_reason
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.id)
@@ -184,14 +189,11 @@ def test_unique_experts_are_those_of_the_verification():
 def test_recorded_seconds_are_the_counting_clocks(full_pool):
     """On a clock that models time the predicted seconds are the measured ones."""
     env = make_env(full_pool)
-    trace = record(full_pool, env, REQUESTS[0])
-    tables = make_tables(trace, Layout.of(full_pool), costs_of(full_pool, env))
-    _, infos = walk_request(env, REQUESTS[0], np.random.default_rng(9))
-    follower = Follower(tables)
-    for info in infos:
-        seconds = follower.seconds(info["asked_action"])
-        assert seconds == pytest.approx(info["iter_seconds"], rel=0.02)
-        follower.advance(info["asked_action"])
+    recorded = replay_of(full_pool, env, record(full_pool, env, REQUESTS[0]))
+    recorded.reset()
+    for info in walk_request(env, REQUESTS[0], np.random.default_rng(9))[1]:
+        expected = recorded.step(info["asked_action"])[-1]
+        assert expected["iter_seconds"] == pytest.approx(info["iter_seconds"], rel=0.02)
 
 
 def test_sampling_is_refused(full_pool):
