@@ -5,13 +5,33 @@ Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended le
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specgym.engine.transfer import to_device
 from specgym.engine.types import EngineFault
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticWindow:
+    """Where a window is written when that must not be a number of the host (CUDA graphs).
+
+    Attributes:
+        slots_T: Slots of the window.
+        length: Attended length: that of the context bucket.
+    """
+
+    slots_T: torch.Tensor
+    length: int
+
+    def write(self, buffer_BHSD: torch.Tensor, states_BHTD: torch.Tensor) -> torch.Tensor:
+        """Puts states into their slots; returns what the window attends to, [B, H, L, D]."""
+        buffer_BHSD.index_copy_(2, self.slots_T, states_BHTD.to(buffer_BHSD.dtype))
+        return buffer_BHSD[:, :, : self.length]
 
 
 class MaskedLayer(CacheLayerMixin):
@@ -41,6 +61,8 @@ class MaskedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
+        if (window := self.owner.window) is not None:
+            return window.write(self.keys, key_states), window.write(self.values, value_states)
         start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
         self.keys[:, :, start:stop] = key_states
         self.values[:, :, start:stop] = value_states
@@ -112,6 +134,7 @@ class MaskedKVCache(Cache):
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
+        self.window: StaticWindow | None = None
         shape = (batch_size, num_slots)
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
@@ -130,6 +153,8 @@ class MaskedKVCache(Cache):
 
     def attended_length(self, stop: int) -> int:
         """Attended length of a window that ends at slot ``stop``."""
+        if self.window is not None:
+            return self.window.length
         return stop if self.kv_length is None else self.kv_length
 
     @property
@@ -140,7 +165,7 @@ class MaskedKVCache(Cache):
     def positions(self, num_rows: int) -> torch.Tensor:
         """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
         device = self.valid_BS.device
-        first_B = torch.tensor([len(slots) for slots in self.row_slots], device=device)
+        first_B = to_device([len(slots) for slots in self.row_slots], device)
         return first_B[:, None] + torch.arange(num_rows, device=device)
 
     def mask(self, num_fed: list[int], num_rows: int, *, sliding: bool = False) -> torch.Tensor:
@@ -163,7 +188,7 @@ class MaskedKVCache(Cache):
             visible_BTL[:, :, start:stop] = causal_TT
         else:
             steps_T = torch.arange(num_rows, device=device)
-            real_BT = steps_T < torch.tensor(num_fed, device=device)[:, None]
+            real_BT = steps_T < to_device(num_fed, device)[:, None]
             itself_TT = steps_T[:, None] == steps_T
             block_BTT = (causal_TT & real_BT[:, None, :] & real_BT[:, :, None]) | itself_TT
             visible_BTL[:, :, start:stop] = block_BTT
@@ -218,7 +243,7 @@ class MaskedKVCache(Cache):
                 )
         for row, (slots, count) in enumerate(held):
             if count < len(slots):
-                self.valid_BS[row, slots[count:]] = False
+                self.valid_BS[row, slots[count] :] = False
                 del slots[count:]
         self.truncate()
 

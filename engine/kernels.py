@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specgym.engine.transfer import to_device
+
 logger = logging.getLogger(__name__)
 PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
 
@@ -271,13 +273,13 @@ def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int)
 def pad_tokens(fed: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
     """Token ids of a window, [B, width]: each row's tokens, then zeros."""
     rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
-    return torch.tensor(rows, device=device)
+    return to_device(rows, device)
 
 
 def last_rows(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each row's last real token stands in a window: rows and columns, [B] each."""
     columns = [max(count - 1, 0) for count in counts]
-    return torch.arange(len(counts), device=device), torch.tensor(columns, device=device)
+    return torch.arange(len(counts), device=device), to_device(columns, device)
 
 
 def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:

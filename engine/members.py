@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.graphs import GraphRunner
 from specgym.engine.kernels import last_rows, pack_linears, pad_tokens, widen
 from specgym.engine.lean import make_lean
 from specgym.engine.moe import ExpertShape, hook_experts
@@ -86,6 +87,7 @@ class ModelMember:
             pack_linears(model)
         self.model = model
         self.taps: tuple[int, ...] = ()
+        self.graphs: GraphRunner | None = None
 
     @property
     def clock_cost(self) -> float:
@@ -102,10 +104,17 @@ class ModelMember:
         """Experts the last forward's real tokens visited, per mixture layer; none when dense."""
         return () if self.dispatch is None else self.dispatch.unique_experts
 
+    @property
+    def setup_seconds(self) -> float:
+        """Seconds it has spent on capturing forwards."""
+        return 0.0 if self.graphs is None else self.graphs.setup_seconds
+
     def new_memory(
         self, batch_size: int, num_slots: int, kv_length: int | None = None
     ) -> MaskedKVCache:
         """An empty cache for a batch of requests."""
+        if self.graphs is not None:
+            num_slots = self.graphs.num_slots(num_slots, kv_length)
         return MaskedKVCache(
             self.num_layers,
             batch_size,
@@ -151,10 +160,12 @@ class ModelMember:
         positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
         for rotary in self.frozen_rotaries:
             rotary.num_positions = memory.num_slots
+        is_replayed = self.graphs is not None and self.graphs.prepare(memory, width)
+        run = self.graphs.run if self.graphs is not None and is_replayed else self.run
         mask = self.masks(memory, counts, width)
         last = last_rows(counts, self.device) if last_only else None
         with self.window(counts, width, is_fixed=num_rows is not None):
-            logits, states = self.run(tokens_BT, positions_BT, mask, memory, need_logits, last)
+            logits, states = run(tokens_BT, positions_BT, mask, memory, need_logits, last)
         if self.taps:
             memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
         memory.advance(counts, width)

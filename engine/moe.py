@@ -21,6 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specgym.engine.kernels import PACKED_ROWS, PackedLinear, linear
 from specgym.engine.routing import route_stably
+from specgym.engine.transfer import to_device
 
 IMPLEMENTATION = "specgym"  # the name our dispatch goes by in transformers
 
@@ -82,7 +83,7 @@ class ExpertDispatch:
         if min(num_fed) < num_rows:
             is_pad = [step >= count for count in num_fed for step in range(num_rows)]
             self.real_rows = [row for row, pad in enumerate(is_pad) if not pad]
-            self.is_pad_N = torch.tensor(is_pad, device=device)
+            self.is_pad_N = to_device(is_pad, device)
         self.block_rows = num_rows if is_fixed else None
         try:
             yield
