@@ -56,7 +56,25 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows @ weight.T + bias``, [..., in_features] -> [..., out_features]."""
+        if torch.compiler.is_compiling():
+            return packed_linear(rows, self.packed, self.bias, self.out_features)
         return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+
+
+@torch.library.custom_op("specgym::packed_linear", mutates_args=())
+def packed_linear(
+    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
+) -> torch.Tensor:
+    """A packed linear as one piece: torch's compiler wants to pack the weight itself."""
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+
+
+@packed_linear.register_fake
+def packed_linear_shape(
+    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
+) -> torch.Tensor:
+    """What comes out, without numbers."""
+    return rows.new_empty((*rows.shape[:-1], out_features))
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
