@@ -264,7 +264,7 @@ class MaskedKVCache(Cache):
         """Packs every row's valid tokens to the front; order and positions stay."""
         width = max((len(slots) for slots in self.row_slots), default=0)
         padded = [slots + [0] * (width - len(slots)) for slots in self.row_slots]
-        order_BW = torch.tensor(padded, dtype=torch.long, device=self.valid_BS.device)
+        order_BW = to_device(padded, self.valid_BS.device, torch.long)
         for layer in self.buffers:
             for states_BHSD in layer.states():
                 heads, size = states_BHSD.shape[1], states_BHSD.shape[3]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
+from specgym.engine.moe import count_unique
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
+from specgym.engine.transfer import to_device
 from specgym.engine.types import (
     EngineFault,
     ForwardCost,
@@ -39,6 +42,7 @@ from specgym.engine.verification import (
 NeuralMember = ModelMember | EagleMember
 PREFILL_CHUNK = 512
 KV_ROUNDING = 64
+FAULTY = -1  # in place of a token that comes from logits that are not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +148,12 @@ class Meter:
 
     def __init__(self, clock: Clock):
         self.clock = clock
-        self.costs: list[ForwardCost] = []
+        self.records: list[Callable[[], ForwardCost]] = []
+
+    @property
+    def costs(self) -> tuple[ForwardCost, ...]:
+        """What the forwards cost, in order; to be read when the device has done them."""
+        return tuple(read() for read in self.records)
 
     def forward(
         self,
@@ -154,17 +163,23 @@ class Meter:
         role: str,
         num_rows: int | None = None,
         num_catchup: int = 0,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """A member's timed forward; catch-up forwards need no logits and return None.
+
+        ``drawn_B`` is a model's alone, see ``ModelMember.forward``.
 
         Raises:
             EngineFault: If the device has no memory for it.
         """
-        started = self.clock.now()
+        before, started = member.setup_seconds, self.clock.stamp()
         need_logits = role != "catchup"
         width = num_rows or max(map(len, fed))
+        forward: Callable[..., torch.Tensor | None] = member.forward
+        if drawn_B is not None:
+            forward = functools.partial(forward, drawn_B=drawn_B)
         try:
-            logits = member.forward(
+            logits = forward(
                 memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
             )
         except torch.OutOfMemoryError as error:
@@ -173,11 +188,14 @@ class Meter:
                 f"{width} tokens; lower max_new_tokens, K or the batch ({error})"
             ) from error
         self.clock.charge(member.clock_cost, width)
-        num_tokens = sum(map(len, fed))
-        seconds = self.clock.now() - started
-        experts = member.unique_experts
-        cost = ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds, experts)
-        self.costs.append(cost)
+        self.clock.skip(member.setup_seconds - before)
+        ended, loads, num_tokens = self.clock.stamp(), member.loads, sum(map(len, fed))
+
+        def read() -> ForwardCost:
+            seconds, experts = self.clock.between(started, ended), count_unique(loads)
+            return ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds, experts)
+
+        self.records.append(read)
         return logits
 
 
@@ -250,7 +268,7 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
         proposed_per_level=tuple(proposed),
         accepted_per_level=tuple(accepted),
         seconds=clock.now() - started,
-        forwards=tuple(meter.costs),
+        forwards=meter.costs,
         divergence=divergence,
         draft_entropy=entropy,
         finish_reasons=tuple(state.finish_reasons),
@@ -337,20 +355,22 @@ def draft_model(
     active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
     if not active:
         return [Proposal()] * len(fed), 0.0
+    if draws_unread(state, member, active):
+        return draft_unread(state, member, memory, fed, num_catchup, k, meter)
     entropy = 0.0
     for index in range(k):
         logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup)
         assert logits_BTV is not None
         logits_BV = logits_BTV[:, 0]
         if index == 0:
-            entropy = mean_entropy(logits_BV[active])
+            entropy = float(mean_entropy(logits_BV[active]))
         best = best_tokens(logits_BV, member.name, memory)
         for row in active:
             params = state.requests[row].sampling
             if params.is_greedy:
                 drawn[row].append(best[row])
             else:
-                laws[row].append(law(logits_BV[row], params))
+                laws[row].append(law(logits_BV[row], params).cpu())  # drawn from on the host
                 drawn[row].append(sample(laws[row][-1], state.generators[row]))
             if state.measure_divergence:
                 logits_kept[row].append(logits_BV[row])
@@ -362,16 +382,62 @@ def draft_model(
     ], entropy
 
 
+def draws_unread(state: DecodeState, member: NeuralMember, active: list[int]) -> bool:
+    """Whether drawn tokens can stay on the device: a model on CUDA that drafts greedily."""
+    is_model = isinstance(member, ModelMember) and member.device.type == "cuda"
+    return is_model and all(state.requests[row].sampling.is_greedy for row in active)
+
+
+def draft_unread(
+    state: DecodeState,
+    member: NeuralMember,
+    memory: MaskedKVCache,
+    fed: list[list[int]],
+    num_catchup: int,
+    k: int,
+    meter: Meter,
+) -> tuple[list[Proposal], float]:
+    """As ``draft_model`` for greedy rows, but the host reads what was drawn only at the end.
+
+    The device so goes from one forward to the next without waiting for the host.
+    """
+    window = state.pool.window if state.exact else None
+    active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
+    logits_KBV: list[torch.Tensor] = []
+    drawn_KB: list[torch.Tensor] = []
+    for _ in range(k):
+        drawn_B = drawn_KB[-1].clamp_min(0) if drawn_KB else None  # a fault is read at the end
+        logits_BTV = meter.forward(member, memory, fed, "draft", window, num_catchup, drawn_B)
+        assert logits_BTV is not None
+        logits_KBV.append(logits_BTV[:, 0])
+        drawn_KB.append(mark_faults(logits_KBV[-1]))
+        fed, num_catchup = [[0] if row in active else [] for row in range(len(fed))], 0
+    entropy = mean_entropy(logits_KBV[0][to_device(active, member.device)])
+    rows = torch.stack(drawn_KB, dim=1).tolist()
+    if any(FAULTY in row for row in rows):
+        for logits_BV in logits_KBV:  # the first faulty one raises
+            best_tokens(logits_BV, member.name, memory)
+    return [
+        Proposal(
+            tuple(tokens) if row in active else (),
+            logits_NV=torch.stack([logits_BV[row] for logits_BV in logits_KBV])
+            if state.measure_divergence and row in active
+            else None,
+        )
+        for row, tokens in enumerate(rows)
+    ], float(entropy)
+
+
 def stack(rows: list[torch.Tensor]) -> torch.Tensor | None:
     """Rows as one tensor, None when there are none."""
     return torch.stack(rows) if rows else None
 
 
-def mean_entropy(logits_BV: torch.Tensor) -> float:
+def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor:
     """Mean entropy in nats of the laws behind logits, at temperature 1."""
     # A token of no mass has a log of minus infinity, and 0 times that is not a number.
     log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
-    return float(-(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean())
+    return -(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean()
 
 
 def verify(
@@ -390,7 +456,8 @@ def verify(
         elif params.is_greedy:
             verdict = accept_greedy(proposal, best_BT[row][first:stop])
         else:
-            verdict = accept_sampling(proposal, law(logits_NV, params), state.generators[row])
+            laws_NV = law(logits_NV, params).cpu()  # one transfer: it is drawn from on the host
+            verdict = accept_sampling(proposal, laws_NV, state.generators[row])
         if state.measure_divergence:
             kept = logits_NV[: len(verdict.emitted.tokens)]
             emitted = dataclasses.replace(verdict.emitted, logits_NV=kept)
@@ -494,14 +561,20 @@ def best_tokens(logits: torch.Tensor, name: str, memory: MaskedKVCache | None = 
     Raises:
         EngineFault: If a row of logits is not finite.
     """
-    values, indices = logits.max(dim=-1)
-    if not bool(values.isfinite().all()):
-        where = (~values.isfinite()).nonzero()[0].tolist()
+    best: list = mark_faults(logits).tolist()  # the one place where the host waits for tokens
+    if FAULTY in best or any(isinstance(row, list) and FAULTY in row for row in best):
+        where = (~logits.max(dim=-1).values.isfinite()).nonzero()[0].tolist()
         raise EngineFault(
             f"member {name!r}: logits are not finite (first at batch row and position {where})"
             f"{origin_of_fault(memory)}; check its weights and dtype"
         )
-    return indices.tolist()
+    return best
+
+
+def mark_faults(logits: torch.Tensor) -> torch.Tensor:
+    """Argmax over the vocabulary, [...]; ``FAULTY`` where logits are not finite."""
+    values, indices = logits.max(dim=-1)
+    return indices.masked_fill_(~values.isfinite(), FAULTY)
 
 
 def origin_of_fault(memory: MaskedKVCache | None) -> str:

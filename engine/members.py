@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from specgym.engine.cache import MaskedKVCache
 from specgym.engine.graphs import GraphRunner
 from specgym.engine.kernels import last_rows, pack_linears, pad_tokens, widen
 from specgym.engine.lean import make_lean
-from specgym.engine.moe import ExpertShape, hook_experts
+from specgym.engine.moe import ExpertShape, count_unique, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
@@ -100,9 +101,14 @@ class ModelMember:
         return None if self.dispatch is None else self.dispatch.shape
 
     @property
+    def loads(self) -> Sequence[Any]:
+        """Tokens per expert of the last forward, per mixture layer, as ``count_unique`` reads."""
+        return () if self.dispatch is None else self.dispatch.loads
+
+    @property
     def unique_experts(self) -> tuple[int, ...]:
         """Experts the last forward's real tokens visited, per mixture layer; none when dense."""
-        return () if self.dispatch is None else self.dispatch.unique_experts
+        return count_unique(self.loads)
 
     @property
     def setup_seconds(self) -> float:
@@ -135,6 +141,7 @@ class ModelMember:
         *,
         need_logits: bool = True,
         last_only: bool = False,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens and takes them into the memory.
 
@@ -144,6 +151,7 @@ class ModelMember:
             num_rows: Rows of the token dimension, pads included; None takes the longest row.
             need_logits: False spares the head.
             last_only: The head reads each row's last token only, as drafting needs it.
+            drawn_B: Tokens that stand for each row's first one, which the host has not read.
 
         Returns:
             Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
@@ -154,6 +162,8 @@ class ModelMember:
         width = num_rows or max(counts)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
+        if drawn_B is not None:
+            tokens_BT[:, 0] = drawn_B
         ends = [memory.num_valid(row) + count for row, count in enumerate(counts)]
         assert max(ends) <= self.context_limit, f"{self.name}: {max(ends)} tokens overrun it"
         # Pads count on past a row's end: held back, a table of learned positions is not overrun.

@@ -93,14 +93,7 @@ class ExpertDispatch:
     @property
     def tokens_per_expert(self) -> list[list[int]]:
         """Real tokens that visited each expert in the last forward, [layers][E]."""
-        if self.loads and isinstance(self.loads[0], torch.Tensor):
-            self.loads = torch.stack(self.loads).tolist()
-        return self.loads
-
-    @property
-    def unique_experts(self) -> tuple[int, ...]:
-        """Experts that had tokens in the last forward, per layer."""
-        return tuple(sum(count > 0 for count in load) for load in self.tokens_per_expert)
+        return read_loads(self.loads)
 
     def group(self, chosen_NK: list[list[int]]) -> dict[int, list[int]]:
         """Rows of each expert that has any, experts and rows ascending; takes the load down."""
@@ -110,6 +103,18 @@ class ExpertDispatch:
                 rows_of[expert].append(row)
         self.loads.append([len(rows) for rows in rows_of])
         return {expert: rows for expert, rows in enumerate(rows_of) if rows}
+
+
+def read_loads(loads: Sequence[Any]) -> list[list[int]]:
+    """A forward's loads as numbers; where they are a device's, this waits for it."""
+    if loads and isinstance(loads[0], torch.Tensor):
+        return torch.stack(list(loads)).tolist()
+    return list(loads)
+
+
+def count_unique(loads: Sequence[Any]) -> tuple[int, ...]:
+    """Experts that had tokens in a forward, per layer."""
+    return tuple(sum(count > 0 for count in load) for load in read_loads(loads))
 
 
 class ExpertBank:
