@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,15 +57,24 @@ class CudaCapture:
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        mode = torch.cuda.get_sync_debug_mode()
         with torch.cuda.stream(stream):
             forward(static)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_waiting():
                 forward(static)
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Makes whatever waits for the device inside raise a RuntimeError."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it may not see every wait
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class EagerCapture:

@@ -62,13 +62,14 @@ class WallClock(Clock):
     deterministic = False
 
     def __init__(self, device: torch.device | str = "cpu"):
-        self.synchronizes = torch.device(device).type == "cuda"
+        self.device = torch.device(device)
+        self.synchronizes = self.device.type == "cuda"
         self.skipped = 0.0
 
     def now(self) -> float:
         """Seconds of the performance counter, after the device has finished its work."""
         if self.synchronizes:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         return time.perf_counter() - self.skipped
 
     def charge(self, member_cost: float, num_rows: int) -> None:
@@ -79,7 +80,7 @@ class WallClock(Clock):
         if not self.synchronizes:
             return self.now()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return DeviceMark(event, self.skipped)
 
     def between(self, first: Any, last: Any) -> float:

@@ -28,6 +28,7 @@ from specgym.runs.settings import PoolSettings, make_pool
 
 BENCHES = {
     "decode": "plain decoding against transformers, and what the environment adds",
+    "gpu": "captured forwards on a GPU: the eager results, every chain lossless, and the time",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
     "soak": "thousands of requests through one engine: does memory grow, does anything fail",
@@ -61,6 +62,7 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
 
     Raises:
         ValueError: If there is no such bench.
+        RuntimeError: If what it checks does not hold.
     """
     if not arguments or arguments[0] not in BENCHES:
         asked = arguments[0] if arguments else ""
@@ -78,6 +80,8 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     show_report(report)
     if config.json is not None:
         write_json(config.json, report)
+    if failed := report.get("failed"):
+        raise RuntimeError(f"bench {name}: failed: {'; '.join(failed)}")
     if name == "moe" and config.plot is not None:
         from specgym.runs.bench_plot import plot_moe
 
@@ -95,6 +99,10 @@ def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable
         from specgym.runs.bench_plot import show_moe
 
         return MoeBench, bench_moe, show_moe
+    if name == "gpu":
+        from specgym.runs.bench_gpu import GpuBench, bench_gpu, show_gpu
+
+        return GpuBench, bench_gpu, show_gpu
     from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
 
     return SoakBench, bench_soak, show_soak

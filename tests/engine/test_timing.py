@@ -146,7 +146,8 @@ class FakeEvent:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "the stream"
         self.time = FakeEvent.device_time
 
     def synchronize(self):
@@ -158,7 +159,8 @@ class FakeEvent:
 
 def test_on_cuda_events_time_forwards_and_only_the_borders_wait(monkeypatch):
     waits = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     clock = WallClock("cuda")
     first = clock.stamp()
