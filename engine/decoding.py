@@ -189,7 +189,7 @@ class Meter:
         """What the forwards cost, in order; to be read when the device has done them."""
         between = self.clock.between
         return tuple(
-            ForwardCost(*what, between(started, ended), count_unique(loads))
+            ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
             for *what, started, ended, loads in self.records
         )
 

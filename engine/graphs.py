@@ -134,7 +134,6 @@ class GraphRunner:
         self.stages: dict[int, Stage] = {}
         self.replays: collections.OrderedDict[GraphKey, Forward] = collections.OrderedDict()
         self.reason = ""  # why nothing is captured any more
-        self.setup_seconds = 0.0
 
     def num_slots(self, wanted: int, kv_length: int | None) -> int:
         """Slots for a new memory: a bucket's, where its attended length is not fixed."""
@@ -222,7 +221,7 @@ class GraphRunner:
             log_eager(self.member.name, self.reason)
             return forward
         finally:
-            self.setup_seconds += time.perf_counter() - started
+            self.member.setup_seconds += time.perf_counter() - started
         self.replays[key] = replay
         if len(self.replays) > self.max_graphs:
             self.replays.popitem(last=False)

@@ -43,6 +43,7 @@ class ModelMember:
 
     is_neural = True
     can_verify = True
+    setup_seconds = 0.0  # spent on capturing forwards
 
     def __init__(
         self,
@@ -114,11 +115,6 @@ class ModelMember:
     def unique_experts(self) -> tuple[int, ...]:
         """Experts the last forward's real tokens visited, per mixture layer; none when dense."""
         return count_unique(self.loads)
-
-    @property
-    def setup_seconds(self) -> float:
-        """Seconds it has spent on capturing forwards."""
-        return 0.0 if self.graphs is None else self.graphs.setup_seconds
 
     def new_memory(
         self,

@@ -114,9 +114,7 @@ def read_loads(loads: Sequence[Any]) -> list[list[int]]:
 
 
 def count_unique(loads: Sequence[Any]) -> tuple[int, ...]:
-    """Experts that had tokens in a forward, per layer; none when it is a dense model's."""
-    if not loads:
-        return ()
+    """Experts that had tokens in a forward, per layer."""
     return tuple(sum(count > 0 for count in load) for load in read_loads(loads))
 
 

@@ -78,7 +78,7 @@ class WallClock(Clock):
     def stamp(self) -> Any:
         """An event on CUDA, the time elsewhere."""
         if not self.synchronizes:
-            return self.now()
+            return time.perf_counter() - self.skipped
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return DeviceMark(event, self.skipped)
