@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -182,7 +183,7 @@ class Meter:
 
     def __init__(self, clock: Clock):
         self.clock = clock
-        self.records: list[tuple] = []
+        self.records: list[tuple[tuple[str, str, int, int, int], Any, Any, Sequence]] = []
 
     @property
     def costs(self) -> tuple[ForwardCost, ...]:
@@ -190,7 +191,7 @@ class Meter:
         between = self.clock.between
         return tuple(
             ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
-            for *what, started, ended, loads in self.records
+            for what, started, ended, loads in self.records
         )
 
     def forward(
@@ -230,7 +231,7 @@ class Meter:
             self.clock.skip(after - before)
         num_tokens, ended = sum(map(len, fed)), self.clock.stamp()
         what = (member.name, role, num_tokens, width, num_catchup)
-        self.records.append((*what, started, ended, member.loads))
+        self.records.append((what, started, ended, member.loads))
         return logits
 
 
