@@ -1,11 +1,11 @@
-# make demo | test | check | bench | architectures | wheel: each sets up what it needs.
+# make demo | test | check | bench | gpu-check | architectures | wheel: each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine envs agents baselines runs
 
-.PHONY: demo test check lint types bench architectures wheel clean
+.PHONY: demo test check lint types bench gpu-check architectures wheel clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -36,6 +36,12 @@ types: $(INSTALLED)
 bench: $(INSTALLED)
 	mkdir -p build
 	$(BIN)/specgym bench decode --json build/bench-decode.json
+
+# exits with 3 (make says so) where there is no CUDA device
+gpu-check: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/specgym bench gpu --json build/bench-gpu.json
+	$(BIN)/python -m pytest -m gpu
 
 # docs/architectures.md, from the tests that pass
 architectures: $(INSTALLED)

@@ -13,7 +13,8 @@ from typing import Self
 import torch
 from transformers.cache_utils import Cache
 
-from specgym.engine.cache_layers import MaskedLayer, RowLayer, allocate
+from specgym.engine.cache_layers import MaskedLayer, RowLayer, StaticWindow, allocate
+from specgym.engine.transfer import to_device
 
 
 class MaskedKVCache(Cache):
@@ -42,12 +43,14 @@ class MaskedKVCache(Cache):
 
     Attributes:
         keeps_drafts: Whether what is drafted stays when it is accepted.
+        is_view: Whether it is one row of another cache.
 
     Raises:
         EngineFault: If there is no memory for a buffer, here or when a layer's are made.
     """
 
     keeps_drafts = True
+    is_view = False
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class MaskedKVCache(Cache):
         self.num_used = 0
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
+        self.window: StaticWindow | None = None
         shape = (batch_size, num_slots)
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
@@ -85,6 +89,7 @@ class MaskedKVCache(Cache):
     def view(self, row: int) -> Self:
         """One row of this cache as a cache of its own; it shares the buffers there are."""
         view, only = copy.copy(self), slice(row, row + 1)
+        view.is_view = True
         view.num_sequences = 1
         view.row_slots = [self.row_slots[row]]
         view.valid_BS, view.positions_BS = self.valid_BS[only], self.positions_BS[only]
@@ -131,6 +136,8 @@ class MaskedKVCache(Cache):
 
     def attended_length(self, stop: int) -> int:
         """Attended length of a window that ends at slot ``stop``."""
+        if self.window is not None:
+            return self.window.length
         return stop if self.kv_length is None else self.kv_length
 
     @property
@@ -141,7 +148,7 @@ class MaskedKVCache(Cache):
     def positions(self, num_rows: int) -> torch.Tensor:
         """Position ids of the next window, [B, T]: each row counts on from its valid tokens."""
         device = self.valid_BS.device
-        first_B = torch.tensor([len(slots) for slots in self.row_slots], device=device)
+        first_B = to_device([len(slots) for slots in self.row_slots], device)
         return first_B[:, None] + self.steps_S[:num_rows]
 
     def mask(self, num_fed: list[int], num_rows: int, *, sliding: bool = False) -> torch.Tensor:
@@ -171,7 +178,7 @@ class MaskedKVCache(Cache):
         if sliding and self.sliding_window is not None:
             first_BT = last_BT - (self.sliding_window - 1)
         if min(num_fed) < num_rows:
-            is_pad_BT = self.steps_S[:num_rows] >= torch.tensor(num_fed, device=device)[:, None]
+            is_pad_BT = self.steps_S[:num_rows] >= to_device(num_fed, device)[:, None]
             first_BT = torch.where(is_pad_BT, last_BT, first_BT)
         slots_L = self.steps_S[: self.attended_length(self.num_used + num_rows)]
         return (slots_L <= last_BT[..., None]) & (slots_L >= first_BT[..., None])
@@ -187,7 +194,7 @@ class MaskedKVCache(Cache):
             visible_BTL[:, :, start:stop] = causal_TT
         else:
             steps_T = torch.arange(num_rows, device=device)
-            real_BT = steps_T < torch.tensor(num_fed, device=device)[:, None]
+            real_BT = steps_T < to_device(num_fed, device)[:, None]
             itself_TT = steps_T[:, None] == steps_T
             block_BTT = (causal_TT & real_BT[:, None, :] & real_BT[:, :, None]) | itself_TT
             visible_BTL[:, :, start:stop] = block_BTT
@@ -231,7 +238,7 @@ class MaskedKVCache(Cache):
 
     def mark(self, num_fed: list[int], num_rows: int) -> None:
         """Writes down validity and positions of a window of several rows."""
-        fed_B1 = torch.tensor(num_fed, device=self.device)[:, None]
+        fed_B1 = to_device(num_fed, self.device)[:, None]
         real_BT, positions_BT = self.steps_S[:num_rows] < fed_B1, self.positions(num_rows)
         if self.window_slots_BT is None:
             window = slice(self.num_used, self.num_used + num_rows)
@@ -276,7 +283,7 @@ class MaskedKVCache(Cache):
         """Packs every row's valid tokens to the front; order and positions stay."""
         width = max((len(slots) for slots in self.row_slots), default=0)
         padded = [slots + [0] * (width - len(slots)) for slots in self.row_slots]
-        order_BW = torch.tensor(padded, dtype=torch.long, device=self.valid_BS.device)
+        order_BW = to_device(padded, self.valid_BS.device, torch.long)
         for layer in self.buffers:
             for states_BHSD in layer.states():
                 heads, size = states_BHSD.shape[1], states_BHSD.shape[3]

@@ -5,6 +5,7 @@ Legend: B batch, H key/value heads, S slots, T tokens of a window, L attended le
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,30 @@ from specgym.engine.types import EngineFault
 
 if TYPE_CHECKING:
     from specgym.engine.cache import MaskedKVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticWindow:
+    """Where a window is written when that must not be a number of the host (CUDA graphs).
+
+    Attributes:
+        slots: Slots of the window: [T] where all rows append at one place, else [B, T].
+        length: Attended length: that of the context bucket.
+    """
+
+    slots: torch.Tensor
+    length: int
+
+    def write(
+        self, buffer_BHSD: torch.Tensor, states_BHTD: torch.Tensor, rows_B1: torch.Tensor
+    ) -> torch.Tensor:
+        """Puts states into their slots; returns what the window attends to, [B, H, L, D]."""
+        states_BHTD = states_BHTD.to(buffer_BHSD.dtype)
+        if self.slots.ndim == 1:
+            buffer_BHSD.index_copy_(2, self.slots, states_BHTD)
+        else:
+            buffer_BHSD[rows_B1, :, self.slots] = states_BHTD.transpose(1, 2)
+        return buffer_BHSD[:, :, : self.length]
 
 
 class MaskedLayer(CacheLayerMixin):
@@ -44,6 +69,10 @@ class MaskedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
+        if (window := self.owner.window) is not None:
+            rows_B1 = self.owner.rows_B1
+            keys = window.write(self.keys, key_states, rows_B1)
+            return keys, window.write(self.values, value_states, rows_B1)
         start, stop = self.owner.num_used, self.owner.num_used + key_states.shape[-2]
         slots_BT = self.owner.window_slots_BT
         if slots_BT is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -18,8 +20,10 @@ from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.kernels import widen
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
+from specgym.engine.moe import count_unique
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
+from specgym.engine.transfer import to_device
 from specgym.engine.types import (
     EngineFault,
     ForwardCost,
@@ -41,6 +45,7 @@ from specgym.engine.verification import (
 NeuralMember = ModelMember | EagleMember
 PREFILL_CHUNK = 512
 KV_ROUNDING = 64
+FAULTY = -1  # in place of a token that comes from logits that are not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +183,16 @@ class Meter:
 
     def __init__(self, clock: Clock):
         self.clock = clock
-        self.costs: list[ForwardCost] = []
+        self.records: list[tuple[tuple[str, str, int, int, int], Any, Any, Sequence]] = []
+
+    @property
+    def costs(self) -> tuple[ForwardCost, ...]:
+        """What the forwards cost, in order; to be read when the device has done them."""
+        between = self.clock.between
+        return tuple(
+            ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
+            for what, started, ended, loads in self.records
+        )
 
     def forward(
         self,
@@ -188,17 +202,23 @@ class Meter:
         role: str,
         num_rows: int | None = None,
         num_catchup: int = 0,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """A member's timed forward; catch-up forwards need no logits and return None.
+
+        ``drawn_B`` is a model's alone, see ``ModelMember.forward``.
 
         Raises:
             EngineFault: If the device has no memory for it.
         """
-        started = self.clock.now()
+        before, started = member.setup_seconds, self.clock.stamp()
         need_logits = role != "catchup"
         width = num_rows or max(map(len, fed))
+        forward: Callable[..., torch.Tensor | None] = member.forward
+        if drawn_B is not None:
+            forward = functools.partial(forward, drawn_B=drawn_B)
         try:
-            logits = member.forward(
+            logits = forward(
                 memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
             )
         except torch.OutOfMemoryError as error:
@@ -207,11 +227,11 @@ class Meter:
                 f"{width} tokens; lower max_new_tokens, K or the batch ({error})"
             ) from error
         self.clock.charge(member.clock_cost, width)
-        num_tokens = sum(map(len, fed))
-        seconds = self.clock.now() - started
-        experts = member.unique_experts
-        cost = ForwardCost(member.name, role, num_tokens, width, num_catchup, seconds, experts)
-        self.costs.append(cost)
+        if (after := member.setup_seconds) != before:
+            self.clock.skip(after - before)
+        num_tokens, ended = sum(map(len, fed)), self.clock.stamp()
+        what = (member.name, role, num_tokens, width, num_catchup)
+        self.records.append((what, started, ended, member.loads))
         return logits
 
 
@@ -306,7 +326,7 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
         proposed_per_level=tuple(proposed),
         accepted_per_level=tuple(accepted),
         seconds=clock.now() - started,
-        forwards=tuple(meter.costs),
+        forwards=meter.costs,
         divergence=divergence,
         draft_entropy=entropy,
         confidence=confidence,
@@ -394,6 +414,8 @@ def draft_model(
     active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
     if not active:
         return [Proposal()] * len(fed), 0.0
+    if draws_unread(state, member, active):
+        return draft_unread(state, member, memory, fed, num_catchup, k, meter)
     needs_laws = state.measure_divergence or not all(
         state.requests[row].sampling.is_greedy for row in active
     )
@@ -403,7 +425,8 @@ def draft_model(
         assert logits_B1R is not None
         logits_BR = logits_B1R[:, 0]
         if index == 0:
-            entropy = mean_entropy(logits_BR if len(active) == len(fed) else logits_BR[active])
+            first = logits_BR if len(active) == len(fed) else logits_BR[active]
+            entropy = float(mean_entropy(first))
         best = best_tokens(logits_BR, member.name, memory)
         logits_BV = logits_BR
         if needs_laws:
@@ -413,7 +436,7 @@ def draft_model(
             if params.is_greedy:
                 drawn[row].append(member.token_of(best[row]))
             else:
-                laws[row].append(law(logits_BV[row], params))
+                laws[row].append(law(logits_BV[row], params).cpu())  # drawn from on the host
                 drawn[row].append(sample(laws[row][-1], state.generators[row]))
             if state.measure_divergence:
                 logits_kept[row].append(logits_BV[row])
@@ -427,16 +450,71 @@ def draft_model(
     ], entropy
 
 
+def draws_unread(state: DecodeState, member: NeuralMember, active: list[int]) -> bool:
+    """Whether drawn tokens can stay on the device: a model on CUDA that drafts greedily."""
+    is_model = member.device.type == "cuda" and isinstance(member, ModelMember)
+    return is_model and all(state.requests[row].sampling.is_greedy for row in active)
+
+
+def draft_unread(
+    state: DecodeState,
+    member: NeuralMember,
+    memory: MaskedKVCache,
+    fed: list[list[int]],
+    num_catchup: int,
+    k: int,
+    meter: Meter,
+) -> tuple[list[Proposal], float]:
+    """As ``draft_model`` for greedy rows, but the host reads what was drawn only at the end.
+
+    The device so goes from one forward to the next without waiting for the host.
+    """
+    width = state.pool.window if state.exact else None
+    active = [row for row in range(len(fed)) if state.is_active(row) and fed[row]]
+    logits_KBR: list[torch.Tensor] = []
+    drawn_KB: list[torch.Tensor] = []
+    for _ in range(k):
+        drawn_B = drawn_KB[-1].clamp_min(0) if drawn_KB else None  # a fault is read at the end
+        logits_B1R = meter.forward(member, memory, fed, "draft", width, num_catchup, drawn_B)
+        assert logits_B1R is not None
+        logits_KBR.append(logits_B1R[:, 0])
+        drawn_KB.append(name_tokens(mark_faults(logits_KBR[-1]), member.draft_ids))
+        fed, num_catchup = [[0] if row in active else [] for row in range(len(fed))], 0
+    first = logits_KBR[0]
+    if len(active) < len(fed):
+        first = first[to_device(active, member.device)]
+    entropy = mean_entropy(first)
+    rows = torch.stack(drawn_KB, dim=1).tolist()
+    if any(FAULTY in row for row in rows):
+        for logits_BR in logits_KBR:  # the first faulty one raises
+            best_tokens(logits_BR, member.name, memory)
+    logits_kept: dict[int, torch.Tensor] = {}
+    if state.measure_divergence:
+        kept = widen(torch.stack(logits_KBR, dim=1), member.draft_ids, member.vocab_size)
+        logits_kept = {row: kept[row] for row in active}
+    return [
+        Proposal(tuple(tokens) if row in active else (), logits_NV=logits_kept.get(row))
+        for row, tokens in enumerate(rows)
+    ], float(entropy)
+
+
+def name_tokens(rows_B: torch.Tensor, draft_ids: torch.Tensor | None) -> torch.Tensor:
+    """Token ids of rows of a vocabulary head, on the device; ``FAULTY`` ones stay."""
+    if draft_ids is None:
+        return rows_B
+    return torch.where(rows_B == FAULTY, rows_B, draft_ids[rows_B.clamp_min(0)])
+
+
 def stack(rows: list[torch.Tensor]) -> torch.Tensor | None:
     """Rows as one tensor, None when there are none."""
     return torch.stack(rows) if rows else None
 
 
-def mean_entropy(logits_BV: torch.Tensor) -> float:
+def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor:
     """Mean entropy in nats of the laws behind logits, at temperature 1."""
     # A token of no mass has a log of minus infinity, and 0 times that is not a number.
     log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
-    return float(-(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean())
+    return -(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean()
 
 
 def mean_confidence(verdicts: Sequence[Verdict], logits_rows: Sequence[torch.Tensor]) -> float:
@@ -467,7 +545,8 @@ def verify(
         elif params.is_greedy:
             verdict = accept_greedy(proposal, best_BT[row][first:stop])
         else:
-            verdict = accept_sampling(proposal, law(logits_NV, params), state.generators[row])
+            laws_NV = law(logits_NV, params).cpu()  # one transfer: it is drawn from on the host
+            verdict = accept_sampling(proposal, laws_NV, state.generators[row])
         if state.measure_divergence:
             kept = logits_NV[: len(verdict.emitted.tokens)]
             emitted = dataclasses.replace(verdict.emitted, logits_NV=kept)
@@ -578,15 +657,27 @@ def best_tokens(logits: torch.Tensor, name: str, memory: MaskedKVCache | None = 
     Raises:
         EngineFault: If a row of logits is not finite.
     """
-    values, indices = logits.max(dim=-1)
-    # Few numbers: Python's own check is faster than three small operations.
-    if not all(map(math.isfinite, values.flatten().tolist())):
-        where = (~values.isfinite()).nonzero()[0].tolist()
+    if logits.device.type != "cpu":
+        best: list = mark_faults(logits).tolist()  # the one place where the host waits for tokens
+        is_faulty = FAULTY in best or any(isinstance(row, list) and FAULTY in row for row in best)
+    else:
+        values, indices = logits.max(dim=-1)
+        best = indices.tolist()
+        # Few numbers: Python's own check is faster than three small operations.
+        is_faulty = not all(map(math.isfinite, values.flatten().tolist()))
+    if is_faulty:
+        where = (~logits.max(dim=-1).values.isfinite()).nonzero()[0].tolist()
         raise EngineFault(
             f"member {name!r}: logits are not finite (first at batch row and position {where})"
             f"{origin_of_fault(memory)}; check its weights and dtype"
         )
-    return indices.tolist()
+    return best
+
+
+def mark_faults(logits: torch.Tensor) -> torch.Tensor:
+    """Argmax over the vocabulary, [...]; ``FAULTY`` where logits are not finite."""
+    values, indices = logits.max(dim=-1)
+    return indices.masked_fill_(~values.isfinite(), FAULTY)
 
 
 def origin_of_fault(memory: MaskedKVCache | None) -> str:

@@ -103,7 +103,8 @@ class EagleMember:
     is_neural = True
     can_verify = False
     architecture = "EagleHead"
-    unique_experts: tuple[int, ...] = ()  # it has none
+    loads: tuple[()] = ()  # it has no experts
+    setup_seconds = 0.0  # and captures nothing
 
     def __init__(
         self, name: str, checkpoint: EagleCheckpoint, target: Any, num_tokens: int | None = None

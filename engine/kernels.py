@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specgym.engine.transfer import to_device
+
 logger = logging.getLogger(__name__)
 PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
 
@@ -54,7 +56,25 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows @ weight.T + bias``, [..., in_features] -> [..., out_features]."""
+        if torch.compiler.is_compiling():
+            return packed_linear(rows, self.packed, self.bias, self.out_features)
         return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+
+
+@torch.library.custom_op("specgym::packed_linear", mutates_args=())
+def packed_linear(
+    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
+) -> torch.Tensor:
+    """A packed linear as one piece: torch's compiler wants to pack the weight itself."""
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+
+
+@packed_linear.register_fake
+def packed_linear_shape(
+    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
+) -> torch.Tensor:
+    """What comes out, without numbers."""
+    return rows.new_empty((*rows.shape[:-1], out_features))
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
@@ -271,13 +291,13 @@ def widen(logits: torch.Tensor, draft_ids: torch.Tensor | None, vocab_size: int)
 def pad_tokens(fed: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
     """Token ids of a window, [B, width]: each row's tokens, then zeros."""
     rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
-    return torch.tensor(rows, device=device)
+    return to_device(rows, device)
 
 
 def last_rows(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each row's last real token stands in a window: rows and columns, [B] each."""
     columns = [max(count - 1, 0) for count in counts]
-    return torch.arange(len(counts), device=device), torch.tensor(columns, device=device)
+    return torch.arange(len(counts), device=device), to_device(columns, device)
 
 
 def fold_mask(mask_B1TS: torch.Tensor, groups: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from specgym.engine.capture import accelerate
 from specgym.engine.drafters import binding, drafter_folder, hash_drafter, load_drafter
 from specgym.engine.hub import fetch_head
 from specgym.engine.kernels import packing_works
@@ -100,6 +101,8 @@ def load_pool(
     chains: Sequence[tuple[str, ...]] | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    graphs: bool = True,
+    compiled: bool = False,
 ) -> ModelPool:
     """A pool from a built-in name or a list of local folders and hub ids.
 
@@ -113,6 +116,9 @@ def load_pool(
             acceptance is an artefact, and it is in no default chain.
         device: Where the models run.
         dtype: Type of the weights; None takes bfloat16 where it is fast.
+        graphs: Replay captured CUDA graphs where the device has them.
+        compiled: Compile the lean forwards with torch.compile, for tens of seconds per shape; in
+            exact mode the tokens may then be other ones at near-ties than without.
 
     Raises:
         ValueError: If the spec cannot be read, a folder holds no model, or tokenizers differ.
@@ -132,8 +138,10 @@ def load_pool(
     }
     target = loaded["target"]
     drafters = {name: folder for name, folder in folders.items() if folder is not None}
+    members = load_members(loaded, drafters)
+    accelerate(members, graphs=graphs, compiled=compiled)
     return ModelPool(
-        load_members(loaded, drafters),
+        members,
         chains=default_chains(spec) if chains is None else chains,
         k_values=k_values,
         tokenizer=target.tokenizer,

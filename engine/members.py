@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.graphs import GraphRunner
 from specgym.engine.kernels import last_rows, pack_linears, pad_tokens, widen
 from specgym.engine.lean import make_lean
-from specgym.engine.moe import ExpertShape, hook_experts
+from specgym.engine.moe import ExpertShape, count_unique, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 
@@ -41,6 +43,7 @@ class ModelMember:
 
     is_neural = True
     can_verify = True
+    setup_seconds = 0.0  # spent on capturing forwards
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class ModelMember:
             pack_linears(model)
         self.model = model
         self.taps: tuple[int, ...] = ()
+        self.graphs: GraphRunner | None = None
 
     @property
     def clock_cost(self) -> float:
@@ -103,9 +107,14 @@ class ModelMember:
         return None if self.dispatch is None else self.dispatch.shape
 
     @property
+    def loads(self) -> Sequence[Any]:
+        """Tokens per expert of the last forward, per mixture layer, as ``count_unique`` reads."""
+        return () if self.dispatch is None else self.dispatch.loads
+
+    @property
     def unique_experts(self) -> tuple[int, ...]:
         """Experts the last forward's real tokens visited, per mixture layer; none when dense."""
-        return () if self.dispatch is None else self.dispatch.unique_experts
+        return count_unique(self.loads)
 
     def new_memory(
         self,
@@ -116,6 +125,8 @@ class ModelMember:
         aligned: bool = False,
     ) -> MaskedKVCache:
         """An empty cache for a batch of requests."""
+        if self.graphs is not None:
+            num_slots = self.graphs.num_slots(num_slots, kv_length)
         return MaskedKVCache(
             self.num_layers,
             batch_size,
@@ -137,6 +148,7 @@ class ModelMember:
         *,
         need_logits: bool = True,
         last_only: bool = False,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens and takes them into the memory.
 
@@ -147,6 +159,7 @@ class ModelMember:
             need_logits: False spares the head.
             last_only: The head reads each row's last token only, as drafting needs it, and a
                 trimmed head's logits stay as they are (``token_of`` names its rows).
+            drawn_B: Tokens that stand for each row's first one, which the host has not read.
 
         Returns:
             Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
@@ -157,16 +170,21 @@ class ModelMember:
         width = num_rows or max(counts)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
+        if drawn_B is not None:
+            tokens_BT[:, 0] = drawn_B
         ends = [memory.num_valid(row) + count for row, count in enumerate(counts)]
         assert max(ends) <= self.context_limit, f"{self.name}: {max(ends)} tokens overrun it"
         # Pads count on past a row's end: held back, a table of learned positions is not overrun.
         positions_BT = memory.positions(width).clamp_max(self.context_limit - 1)
         for rotary in self.frozen_rotaries:
             rotary.num_positions = memory.num_slots
+        run = self.run
+        if self.graphs is not None and self.graphs.prepare(memory, width):
+            run = self.graphs.run
         mask = self.masks(memory, counts, width)
         last = last_rows(counts, self.device) if last_only else None
         with self.window(counts, width, is_fixed=num_rows is not None):
-            logits, states = self.run(tokens_BT, positions_BT, mask, memory, need_logits, last)
+            logits, states = run(tokens_BT, positions_BT, mask, memory, need_logits, last)
         if self.taps:
             memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
         memory.advance(counts, width)

@@ -21,6 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specgym.engine.kernels import PACKED_ROWS, PackedLinear, linear
 from specgym.engine.routing import route_stably
+from specgym.engine.transfer import to_device
 
 IMPLEMENTATION = "specgym"  # the name our dispatch goes by in transformers
 
@@ -83,7 +84,7 @@ class ExpertDispatch:
         if min(num_fed) < num_rows:
             is_pad = [step >= count for count in num_fed for step in range(num_rows)]
             self.real_rows = [row for row, pad in enumerate(is_pad) if not pad]
-            self.is_pad_N = torch.tensor(is_pad, device=device)
+            self.is_pad_N = to_device(is_pad, device)
         self.block_rows = num_rows if is_fixed else None
         try:
             yield
@@ -93,14 +94,7 @@ class ExpertDispatch:
     @property
     def tokens_per_expert(self) -> list[list[int]]:
         """Real tokens that visited each expert in the last forward, [layers][E]."""
-        if self.loads and isinstance(self.loads[0], torch.Tensor):
-            self.loads = torch.stack(self.loads).tolist()
-        return self.loads
-
-    @property
-    def unique_experts(self) -> tuple[int, ...]:
-        """Experts that had tokens in the last forward, per layer."""
-        return tuple(sum(count > 0 for count in load) for load in self.tokens_per_expert)
+        return read_loads(self.loads)
 
     def group(self, chosen_NK: list[list[int]]) -> dict[int, list[int]]:
         """Rows of each expert that has any, experts and rows ascending; takes the load down."""
@@ -110,6 +104,18 @@ class ExpertDispatch:
                 rows_of[expert].append(row)
         self.loads.append([len(rows) for rows in rows_of])
         return {expert: rows for expert, rows in enumerate(rows_of) if rows}
+
+
+def read_loads(loads: Sequence[Any]) -> list[list[int]]:
+    """A forward's loads as numbers; where they are a device's, this waits for it."""
+    if loads and isinstance(loads[0], torch.Tensor):
+        return torch.stack(list(loads)).tolist()
+    return list(loads)
+
+
+def count_unique(loads: Sequence[Any]) -> tuple[int, ...]:
+    """Experts that had tokens in a forward, per layer."""
+    return tuple(sum(count > 0 for count in load) for load in read_loads(loads))
 
 
 class ExpertBank:

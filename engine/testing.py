@@ -225,10 +225,12 @@ def table_pool(
     )
 
 
-def random_plans(pool: ModelPool, seed: int) -> Callable[[DecodeState], Plan]:
-    """A chooser of plans for ``decode``: any of the pool's, anew at every step."""
-    rng, plans = random.Random(seed), pool.plans()
-    return lambda state: rng.choice(plans)
+def random_plans(
+    pool: ModelPool, seed: int, plans: Sequence[Plan] = ()
+) -> Callable[[DecodeState], Plan]:
+    """A chooser of plans for ``decode``: any of these, or of the pool's, anew at every step."""
+    rng, choices = random.Random(seed), plans or pool.plans()
+    return lambda state: rng.choice(choices)
 
 
 def decode(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import statistics
 import time
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -12,39 +14,91 @@ SECONDS_PER_PARAMETER = 1e-10  # scale of the counting clock only; no measuremen
 TICKS_PER_SECOND = 2**40  # of the counting clock; a power of two, so that floats add up exactly
 
 
-class Clock(Protocol):
-    """Where seconds come from."""
+class Clock(abc.ABC):
+    """Where seconds come from; a clock of one's own says ``now`` and what a forward charges."""
 
-    deterministic: bool
+    deterministic = True
 
+    @abc.abstractmethod
     def now(self) -> float:
         """Seconds since some fixed moment; work issued before is finished."""
-        ...
 
+    @abc.abstractmethod
     def charge(self, member_cost: float, num_rows: int) -> None:
         """Tells the clock that a member's forward of ``num_rows`` rows ran."""
-        ...
+
+    def stamp(self) -> Any:
+        """A mark at this point of the work, for ``between``; never waits for the device."""
+        return self.now()
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one mark to another."""
+        return last - first
+
+    def skip(self, seconds: float) -> None:  # noqa: B027 (a modelled clock has nothing to skip)
+        """Takes out time that just went into setting up, once and for all: captures."""
 
 
-class WallClock:
-    """Real time, synchronised with the device so that asynchronous kernels are counted."""
+@dataclasses.dataclass(frozen=True)
+class DeviceMark:
+    """A moment in the device's queue of work.
+
+    Attributes:
+        event: The recorded event.
+        skipped: Seconds the clock had skipped by then.
+    """
+
+    event: Any
+    skipped: float
+
+
+class WallClock(Clock):
+    """Real time, synchronised with the device so that asynchronous kernels are counted.
+
+    Forwards inside an iteration are timed by events in the device's queue, which nobody waits
+    for: only ``now``, at the iteration's borders, does.
+    """
 
     deterministic = False
 
     def __init__(self, device: torch.device | str = "cpu"):
-        self.synchronizes = torch.device(device).type == "cuda"
+        self.device = torch.device(device)
+        self.synchronizes = self.device.type == "cuda"
+        self.skipped = 0.0
 
     def now(self) -> float:
         """Seconds of the performance counter, after the device has finished its work."""
         if self.synchronizes:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - self.skipped
 
     def charge(self, member_cost: float, num_rows: int) -> None:
         """Nothing: real time passes by itself."""
 
+    def stamp(self) -> Any:
+        """An event on CUDA, the time elsewhere."""
+        if not self.synchronizes:
+            return time.perf_counter() - self.skipped
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return DeviceMark(event, self.skipped)
 
-class CountingClock:
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds between two stamps, without what was skipped between them.
+
+        Behind the iteration's border the device has passed them, and nobody waits.
+        """
+        if not self.synchronizes:
+            return last - first
+        last.event.synchronize()
+        return first.event.elapsed_time(last.event) / 1e3 - (last.skipped - first.skipped)
+
+    def skip(self, seconds: float) -> None:
+        """Turns the clock back."""
+        self.skipped += seconds
+
+
+class CountingClock(Clock):
     """Deterministic time: every forward costs what a simple model of it says.
 
     A forward of n rows costs ``member_cost * (1 + per_row * (n - 1))`` seconds in whole ticks: sums

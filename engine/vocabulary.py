@@ -119,11 +119,12 @@ class PartialMember(ModelMember):
         *,
         need_logits: bool = True,
         last_only: bool = False,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """As in ``ModelMember``; logits of unknown ids are minus infinity."""
         read = [[self.stand_in if i in self.unknown else i for i in tokens] for tokens in fed]
         logits = super().forward(
-            memory, read, num_rows, need_logits=need_logits, last_only=last_only
+            memory, read, num_rows, need_logits=need_logits, last_only=last_only, drawn_B=drawn_B
         )
         if logits is None:
             return None

@@ -162,6 +162,7 @@ class Engine:
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         exact: bool = True,
+        compiled: bool = False,
     ) -> Engine:
         """An engine over the pool of this name or spec; see ``specgym.engine.load_pool``.
 
@@ -172,13 +173,16 @@ class Engine:
             device: Where the models run.
             dtype: Type of the weights; None takes bfloat16 where it is fast.
             exact: Bit-exact fixed shapes.
+            compiled: Compile the lean forwards: tens of seconds per shape.
 
         Raises:
             ValueError: If the spec cannot be read or the models do not go together.
             OSError: If weights cannot be had.
         """
         wanted = None if chains is None else [tuple(chain.split(">")) for chain in chains]
-        pool = load_pool(name, k_values=k_values, chains=wanted, device=device, dtype=dtype)
+        pool = load_pool(
+            name, k_values=k_values, chains=wanted, device=device, dtype=dtype, compiled=compiled
+        )
         return cls(pool, exact=exact)
 
     def generate(

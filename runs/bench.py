@@ -29,6 +29,7 @@ from specgym.runs.settings import PoolSettings, make_pool
 BENCHES = {
     "batch": "what batching gains, and what speculation adds at every batch size",
     "decode": "plain decoding against transformers, and what the environment adds",
+    "gpu": "captured forwards on a GPU: the eager results, every chain lossless, and the time",
     "drafters": "how often each drafter's first token is the target's, and its cost",
     "moe": "what verifying costs a mixture of experts, and which static K pays",
     "peers": "plain and speculative decoding against transformers, vLLM and llama.cpp",
@@ -64,6 +65,7 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
 
     Raises:
         ValueError: If there is no such bench.
+        RuntimeError: If what it checks does not hold.
     """
     if not arguments or arguments[0] not in BENCHES:
         asked = arguments[0] if arguments else ""
@@ -81,6 +83,8 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     show_report(report)
     if config.json is not None:
         write_json(config.json, report)
+    if failed := report.get("failed"):
+        raise RuntimeError(f"bench {name}: failed: {'; '.join(failed)}")
     if name in ("batch", "moe") and config.plot is not None:
         find_plot(name)(report, config.plot)
 
@@ -109,6 +113,10 @@ def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable
         from specgym.runs.bench_replay import ReplayBench, bench_replay, show_replay
 
         return ReplayBench, bench_replay, show_replay
+    if name == "gpu":
+        from specgym.runs.bench_gpu import GpuBench, bench_gpu, show_gpu
+
+        return GpuBench, bench_gpu, show_gpu
     from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
 
     return SoakBench, bench_soak, show_soak

@@ -114,7 +114,15 @@ def static_pool(config: MoeBench, spec: str) -> ModelPool:
     """A pool that can draft up to the largest static K."""
     chains = [tuple(chain.split(">")) for chain in config.chains] or None
     dtype = DTYPES[config.dtype]
-    return load_pool(spec, k_values=STATIC_K, chains=chains, device=config.device, dtype=dtype)
+    return load_pool(
+        spec,
+        k_values=STATIC_K,
+        chains=chains,
+        device=config.device,
+        dtype=dtype,
+        graphs=config.graphs,
+        compiled=config.compile,
+    )
 
 
 def median_of(rows: Sequence[dict[str, Any]], target: str, num_tokens: int) -> float:

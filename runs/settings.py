@@ -27,6 +27,8 @@ class PoolSettings:
         device: Where the models run.
         dtype: Type of the weights; ``auto`` takes bfloat16 where it is fast.
         exact: Fixed shapes: the output equals plain decoding bit for bit, whatever the plans.
+        graphs: Replay captured CUDA graphs where the device has them.
+        compile: Compile the lean forwards with torch.compile: tens of seconds per shape.
     """
 
     pool: str = "smollm2"
@@ -35,6 +37,8 @@ class PoolSettings:
     device: str = "cpu"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     exact: bool = True
+    graphs: bool = True
+    compile: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,4 +69,6 @@ def make_pool(settings: PoolSettings) -> ModelPool:
         chains=[tuple(chain.split(">")) for chain in settings.chains] or None,
         device=settings.device,
         dtype=DTYPES[settings.dtype],
+        graphs=settings.graphs,
+        compiled=settings.compile,
     )

@@ -4,10 +4,13 @@ import statistics
 import time
 
 import pytest
+import torch
 
+from specgym.engine.capture import EagerCapture
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.graphs import GraphRunner
 from specgym.engine.testing import random_plans, tiny_pool
-from specgym.engine.timing import Baseline, CountingClock, WallClock
+from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import Plan
 
 
@@ -104,3 +107,83 @@ def test_baseline_before_its_first_probe_is_our_fault():
     baseline.is_due(10)
     with pytest.raises(AssertionError, match="before its first probe"):
         baseline.seconds(10)
+
+
+def test_a_clock_of_ones_own_says_the_time_and_stamps_with_it():
+    class Ticking(Clock):
+        seconds = 0.0
+
+        def now(self):
+            return self.seconds
+
+        def charge(self, member_cost, num_rows):
+            self.seconds += num_rows
+
+    clock = Ticking()
+    first = clock.stamp()
+    clock.charge(1.0, 8)
+    clock.skip(3.0)  # what is modelled has nothing to skip
+    assert clock.between(first, clock.stamp()) == 8.0
+    with pytest.raises(TypeError, match="abstract"):
+        Clock()
+
+
+def test_skipped_seconds_have_not_been():
+    clock = WallClock()
+    before, first = clock.now(), clock.stamp()
+    clock.skip(1000.0)
+    assert -1000.0 <= clock.now() - before < -900.0
+    assert -1000.0 <= clock.between(first, clock.stamp()) < -900.0
+
+
+class FakeEvent:
+    """A device's event that shows the time of a scripted device, in milliseconds."""
+
+    device_time = 0.0
+    waits = 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        assert stream == "the stream"
+        self.time = FakeEvent.device_time
+
+    def synchronize(self):
+        FakeEvent.waits += 1
+
+    def elapsed_time(self, other):
+        return other.time - self.time
+
+
+def test_on_cuda_events_time_forwards_and_only_the_borders_wait(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    clock = WallClock("cuda")
+    first = clock.stamp()
+    FakeEvent.device_time = 2500.0
+    clock.skip(1.0)
+    last = clock.stamp()
+    assert not waits
+    assert FakeEvent.waits == 0
+    assert clock.between(first, last) == pytest.approx(1.5)
+    clock.now()
+    assert len(waits) == 1
+
+
+def test_a_capture_is_in_no_iterations_seconds():
+    """Seconds that a member says it spent on setting up are taken off the clock."""
+
+    def capture(forward, inputs):
+        member.setup_seconds += 1000.0
+        return EagerCapture()(forward, inputs)
+
+    pool, clock = tiny_pool(noise=()), WallClock()
+    member = pool.model("target")
+    state = start(pool, [DecodeRequest((1, 2, 1), 8)], clock)
+    member.graphs = GraphRunner(member, capture)
+    result = decode_step(pool, state, Plan(("target",), 0), clock)
+    assert -1000.0 <= result.seconds < -900.0
+    assert -1000.0 <= result.forwards[0].seconds < -900.0

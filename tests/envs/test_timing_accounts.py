@@ -4,16 +4,14 @@ import math
 
 import pytest
 
-from specgym.engine.timing import Baseline
+from specgym.engine.timing import Baseline, Clock
 from specgym.envs import decode
 
 CONTROLLER, BOOKKEEPING = 0.25, 0.125  # binary fractions, so that sums are exact
 
 
-class ScriptedClock:
+class ScriptedClock(Clock):
     """A second for every row of a forward; the rest of the time passes where a test says so."""
-
-    deterministic = True
 
     def __init__(self):
         self.seconds = 0.0

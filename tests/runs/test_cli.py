@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -6,6 +7,7 @@ import pytest
 from specgym.runs.cli import main, split_lists
 from specgym.runs.compare import CompareConfig
 from specgym.runs.generate import GenerateConfig
+from specgym.runs.settings import PoolSettings, make_pool
 
 
 def test_help_lists_the_commands(capsys):
@@ -98,3 +100,11 @@ def test_bench_decode_writes_its_ratios(tiny_spec, tmp_path):
     }
     assert report["rows"]
     assert report["machine"]["torch"]
+
+
+def test_compile_is_off_unless_it_is_asked_for(tiny_spec):
+    settings = PoolSettings(pool=tiny_spec, dtype="float32")
+    assert make_pool(settings).model("target").graphs is None
+    pool = make_pool(dataclasses.replace(settings, compile=True))
+    assert pool.model("target").graphs is not None
+    assert pool.model("draft").graphs is not None
