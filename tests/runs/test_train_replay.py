@@ -35,19 +35,6 @@ SMALL = {
 SMALL["maskable-ppo"] = SMALL["ppo"]
 
 
-@pytest.fixture(scope="session")
-def trace_file(tiny_spec, short_prompts, tmp_path_factory):
-    """Recorded traces of the tiny pool, a third of them held out."""
-    path = tmp_path_factory.mktemp("traces") / "t.npz"
-    arguments = [
-        *("record", "--pool", tiny_spec, "--prompts", str(short_prompts), "--workload", "all"),
-        *("--num-requests", "12", "--max-new-tokens", "24", "--cost-steps", "60"),
-        *("--clock", "counting", "--out", str(path)),
-    ]
-    assert main(arguments) == 0
-    return path
-
-
 @pytest.fixture
 def command(trace_file, tmp_path):
     """The arguments of a short training."""
