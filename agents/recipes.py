@@ -60,6 +60,9 @@ class PolicyGradient(Recipe):
         gae_lambda: Of the advantage estimate.
         entropy_coefficient: Weight of the entropy bonus.
         clip_range: How far the ratio of new to old probabilities may go.
+        prior: How strongly an untrained policy prefers the plans that are fast throughout: a plan
+            that takes a tenth more time than the fastest begins with exp(-prior / 10) of its
+            probability. 0 begins with all alike.
     """
 
     rollout_steps: int = 64
@@ -67,9 +70,12 @@ class PolicyGradient(Recipe):
     gae_lambda: float = 0.9
     entropy_coefficient: float = 0.003
     clip_range: float = 0.2
+    prior: float = 15.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.prior < 0.0:
+            raise ValueError(f"prior: must be >= 0; got {self.prior}")
         samples = self.num_envs * self.rollout_steps
         if self.batch_size < 2 or samples % self.batch_size:
             raise ValueError(

@@ -99,6 +99,21 @@ def make_model(algorithm: str, venv: VecEnv, recipe: Recipe, seed: int) -> BaseA
     )
 
 
+def prefer_fast_plans(model: BaseAlgorithm, recipe: Recipe, seconds: np.ndarray) -> None:
+    """Has an untrained policy begin with the plans that are fast throughout, as the recipe says.
+
+    Args:
+        model: The untrained model; only policy gradients begin so.
+        recipe: Its settings.
+        seconds: Each plan's on the training requests, [A].
+    """
+    if isinstance(recipe, PolicyGradient):
+        bias: Any = model.policy.action_net.bias  # type: ignore[union-attr]
+        logits = -recipe.prior * (seconds / seconds.min() - 1.0)
+        with torch.no_grad():
+            bias.copy_(torch.as_tensor(logits, dtype=bias.dtype))
+
+
 def restore_model(algorithm: str, venv: VecEnv, checkpoint: Path) -> BaseAlgorithm:
     """The model of a checkpoint, its normalisation and what it remembers."""
     normalized = VecNormalize.load(str(checkpoint / NORMALIZATION_FILE), venv)
@@ -143,6 +158,7 @@ def learn(
     algorithm: str,
     venv: VecEnv,
     recipe: Recipe,
+    seconds: np.ndarray,
     seed: int,
     folder: Path,
     write_scalars: Callable[[dict[str, float], int], None],
@@ -152,10 +168,21 @@ def learn(
 
     Rounded up to whole rollouts. A stopped training goes on with the order of requests of its step
     and its learning rate; rows begin anew.
+
+    Args:
+        algorithm: One of ``ALGORITHMS``.
+        venv: The environment.
+        recipe: Settings.
+        seconds: Each plan's throughout the training requests, [A]; see ``prefer_fast_plans``.
+        seed: Of weights, actions and the order of requests.
+        folder: Where checkpoints are.
+        write_scalars: Takes the learner's log values and the step.
+        pauses: What happens between updates.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
         model = make_model(algorithm, venv, recipe, seed)
+        prefer_fast_plans(model, recipe, seconds)
     else:
         model = restore_model(algorithm, venv, newest)
     normalized = model.get_vec_normalize_env()

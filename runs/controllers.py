@@ -10,6 +10,7 @@ from typing import Any
 
 from specgym import agents
 from specgym.agents.learned import LearnedController
+from specgym.agents.linucb import LinUCB
 from specgym.agents.saved_state import load_state
 from specgym.agents.ucb import UCB
 from specgym.baselines.specrouter import SpecRouter
@@ -25,9 +26,13 @@ FACTORIES: dict[str, Callable[..., Controller]] = {
     "specrouter": SpecRouter,
     "test-and-set": TestAndSet,
     "ucb": UCB,
+    "linucb": LinUCB,
 }
 NAMES = (*FACTORIES, "learned", "ppo")
-LEARNERS: tuple[Callable[..., Controller], ...] = (UCB,)  # `specgym train` leaves their state
+LEARNERS: tuple[Callable[..., Controller], ...] = (
+    UCB,
+    LinUCB,
+)  # `specgym train` leaves their state
 SHIPPED = Path(agents.__file__).parent / "shipped"
 POLICY_FILE = "policy.npz"
 

@@ -14,41 +14,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from specgym.agents.policy import Policy, save_policy
 from specgym.agents.sb3 import save_progress
-from specgym.envs.library import TraceLibrary
 from specgym.runs.board import Board
 from specgym.runs.build_watch import make_bar
+from specgym.runs.replay_training import Trial, describe
 from specgym.runs.results import write_json
-from specgym.runs.yardstick import Yardstick, argmax_of, play
 
 BEST_FILE = "best.npz"
 CURVE_FILE = "curve.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What policies are measured on.
-
-    Attributes:
-        validation: Training requests that are not fitted on: they choose among policies.
-        none_seconds: Seconds of no speculation on them.
-        held_out: Requests that choose nothing.
-        yardstick: References on these.
-    """
-
-    validation: TraceLibrary
-    none_seconds: float
-    held_out: TraceLibrary
-    yardstick: Yardstick
-
-    def measure(self, policy: Policy) -> dict[str, float]:
-        """A policy's speed-ups, ratios of sums, and its share of the held-out headroom."""
-        choose = argmax_of(policy.scores)
-        held_out = play(self.held_out, choose)
-        return {
-            "validation_speedup": self.none_seconds / float(play(self.validation, choose).sum()),
-            "held_out_speedup": self.yardstick.speedup(held_out),
-            "held_out_share": self.yardstick.share(held_out),
-        }
 
 
 class ReplayWatcher:
@@ -111,10 +83,7 @@ class ReplayWatcher:
 
     def show(self, step: int, scores: dict[str, float]) -> None:
         """Puts the newest figures beside the bar."""
-        note = ", ".join(
-            f"{name.replace('_', ' ').replace('held out', 'held-out')} {value:.3f}"
-            for name, value in scores.items()
-        )
+        note = describe(scores)
         self.bar.update(self.task, completed=step, note=note)
         if not self.bar.console.is_terminal:
             self.bar.console.print(f"training {self.algorithm}: {step}/{self.num_steps}, {note}")

@@ -31,6 +31,7 @@ from specgym.runs.folder import open_run
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining
 from specgym.runs.replay_watch import BEST_FILE, ReplayWatcher
 from specgym.runs.train_bandit import BanditConfig, train_bandit
+from specgym.runs.train_imitation import ImitationTraining, train_by_imitation
 from specgym.runs.yardstick import Yardstick
 
 
@@ -88,11 +89,7 @@ def train_network(config: NetworkConfig, console: Console) -> Path:
         console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
         console.print("the same command goes on after them")
         raise
-    policy = load_policy(folder / POLICY_FILE)
-    report(policy.about, training, yardstick, console)
-    console.print(
-        f"policy: {folder / POLICY_FILE}  (compare it with --controllers none,learned:{folder})"
-    )
+    training.report(load_policy(folder / POLICY_FILE).about, yardstick, folder, console)
     return folder
 
 
@@ -129,23 +126,21 @@ def train_in(
     every = max(recipe.num_steps // config.num_evaluations, 1)
     pauses = Pauses(every, watcher.on_update, watcher.on_pause)
     with watcher.bar:
-        model = learn(config.agent, venv, recipe, config.seed, folder, board.scalars, pauses)
+        model = learn(
+            config.agent,
+            venv,
+            recipe,
+            training.fixed,
+            config.seed,
+            folder,
+            board.scalars,
+            pauses,
+        )
         watcher.on_pause(model)
     board.close()
     save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
     shutil.rmtree(folder / CHECKPOINTS)
     (folder / BEST_FILE).unlink()
-
-
-def report(about: Any, training: ReplayTraining, yardstick: Yardstick, console: Console) -> None:
-    """Prints what came of it, beside the references."""
-    plan, fixed = training.fit.table.names[yardstick.plan], yardstick.fixed
-    console.print(
-        f"held-out requests: {about['held_out_speedup']:.3f}x no speculation, "
-        f"{about['held_out_share']:.1%} of the headroom between the best fixed plan {plan} "
-        f"({yardstick.speedup(fixed[:, yardstick.plan]):.3f}x) and the oracle "
-        f"({yardstick.speedup(yardstick.oracle):.3f}x)"
-    )
 
 
 # By agent: the settings to start from, and what trains with them.
@@ -156,7 +151,9 @@ AGENTS: dict[str, tuple[ReplayConfig, Callable[[Any, Console], Path]]] = {
         train_network,
     ),
     "dqn": (QLearningConfig("dqn", recipe=dqn_recipe()), train_network),
+    "imitation": (ImitationTraining("imitation"), train_by_imitation),
     "ucb": (BanditConfig("ucb"), train_bandit),
+    "linucb": (BanditConfig("linucb"), train_bandit),
 }
 
 

@@ -22,7 +22,16 @@ def test_plain_arrays_decide_as_stable_baselines3_does(trace_file, tmp_path, alg
     venv = VectorReplay(trace_file, 8, split="train")
     recipe = RECIPES[algorithm]
     pauses = Pauses(1000, lambda step: None, lambda model: None)
-    model = learn(algorithm, venv, recipe, 0, tmp_path, lambda values, step: None, pauses)
+    model = learn(
+        algorithm,
+        venv,
+        recipe,
+        np.ones(len(venv.plans)),
+        0,
+        tmp_path,
+        lambda values, step: None,
+        pauses,
+    )
     features = [feature.name for feature in venv.features]
     save_policy(tmp_path / "p.npz", export_policy(model, venv.plans, features, 2, {}))
     policy = load_policy(tmp_path / "p.npz")

@@ -142,6 +142,37 @@ def test_the_same_seed_trains_the_same_policy(command, tmp_path):
     assert not np.array_equal(first, third)
 
 
+def test_imitation_learns_within_rounds(trace_file, tmp_path, env, capsys):
+    arguments = [
+        *("train", "imitation", "--env", "replay", "--traces", str(trace_file)),
+        *("--runs", str(tmp_path), "--name", "run", "--validate-every", "3", "--num-rows", "8"),
+        *("--num-steps", "12", "--recipe.oracle-rounds", "1", "--recipe.own-rounds", "1"),
+        *("--recipe.num-networks", "2"),
+    ]
+    assert main(arguments) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "round 2, validation speedup" in said
+    policy = load_policy(tmp_path / "run" / "policy.npz")
+    assert policy.about["algorithm"] == "imitation"
+    features = [feature.name for feature in env.features]
+    controller = make_controller(f"learned:{tmp_path / 'run'}", env.plans, features, 0)
+    assert run_request(env, controller, env.workload.requests[0]).tokens == 24
+
+
+def test_a_contextual_bandit_goes_on_from_its_state(trace_file, tmp_path, env):
+    arguments = ["train", "linucb", "--env", "replay", "--traces", str(trace_file)]
+    assert main([*arguments, "--runs", str(tmp_path), "--validate-every", "3"]) == 0
+    spec = f"linucb:state={tmp_path / 'linucb-t' / 'state.npz'}"
+    features = [feature.name for feature in env.features]
+    actions = []
+    for _ in range(2):
+        env.reset(seed=0)
+        controller = make_controller(spec, env.plans, features, 0)
+        record = run_request(env, controller, env.workload.requests[0])
+        actions.append([step["action"] for step in record.steps])
+    assert actions[0] == actions[1]
+
+
 def test_a_bandit_keeps_what_it_learned(trace_file, tmp_path, env, capsys):
     arguments = [
         *("train", "ucb", "--env", "replay", "--traces", str(trace_file)),
@@ -172,6 +203,8 @@ def test_a_bandit_keeps_what_it_learned(trace_file, tmp_path, env, capsys):
         (("ppo", "--recipe.num-envs", "0"), "num_envs"),
         (("dqn", "--recipe.exploration-share", "0"), "exploration_share"),
         (("ucb", "--num-passes", "0"), "num_passes"),
+        (("imitation", "--num-rows", "0"), "num_rows"),
+        (("imitation", "--exploration", "2"), "exploration"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(arguments, message, capsys):
