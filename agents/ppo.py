@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -173,8 +174,16 @@ def new_model(venv: VecNormalize, config: PPOConfig, seed: int) -> PPO:
     )
 
 
-def save_checkpoint(model: PPO, folder: Path) -> None:
-    """Saves model and normalisation under the number of steps, whole or not at all."""
+def save_checkpoint(
+    model: BaseAlgorithm, folder: Path, also: Callable[[Path], None] | None = None
+) -> None:
+    """Saves model and normalisation under the number of steps, whole or not at all.
+
+    Args:
+        model: The model.
+        folder: Of the training.
+        also: Writes what else belongs to the checkpoint into a folder.
+    """
     home = folder / CHECKPOINTS
     home.mkdir(parents=True, exist_ok=True)
     final = home / f"{model.num_timesteps:09d}"
@@ -184,6 +193,8 @@ def save_checkpoint(model: PPO, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     write_model(model, partial)
+    if also is not None:
+        also(partial)
     os.replace(partial, final)
     for old in sorted(home.iterdir())[:-2]:
         shutil.rmtree(old)
@@ -211,7 +222,7 @@ def save_model(model: PPO, table: Mapping[str, Any], folder: Path) -> None:
     os.replace(temporary, folder / TABLE_FILE)
 
 
-def write_model(model: PPO, folder: Path) -> None:
+def write_model(model: BaseAlgorithm, folder: Path) -> None:
     """Writes the model and its normalisation into a folder."""
     normalized = model.get_vec_normalize_env()
     assert normalized is not None

@@ -124,6 +124,7 @@ class Maker:
         self.uses = np.zeros((count, actions, followers), bool)
         self.lag_after = np.zeros((count, actions, followers), np.int16)
         self.catchup = np.zeros((actions, followers, count))
+        self.lag_tables: dict[tuple[str, str, int], np.ndarray] = {}
         self.spread = np.zeros((count, actions))
 
     def fill(self, action: int, plan: Plan) -> None:
@@ -256,6 +257,12 @@ class Maker:
 
     def lag_seconds(self, name: str, role: str, extra: int) -> np.ndarray:
         """Seconds more that a follower's first forward takes, and those before it, by lag [N]."""
+        if (name, role, extra) not in self.lag_tables:
+            self.lag_tables[name, role, extra] = self.count_lag_seconds(name, role, extra)
+        return self.lag_tables[name, role, extra]
+
+    def count_lag_seconds(self, name: str, role: str, extra: int) -> np.ndarray:
+        """Those seconds, counted."""
         bucket = int(np.median(self.bucket))
         caught_up = self.costs.forward_seconds(name, role, 1 + extra, bucket)
         pending, total = np.arange(1, len(self.trace) + 1), np.zeros(len(self.trace))

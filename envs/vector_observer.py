@@ -63,18 +63,21 @@ class VectorObserver:
             for level, pair in enumerate(itertools.pairwise(plan.chain)):
                 self.pair_of[action, level] = layout.pairs.index(">".join(pair))
         self.since = np.array(SINCE, dtype=np.float32)
-        self.num_pairs, self.num_chains = len(layout.pairs), len(chains)
+        self.acceptance = np.empty((num_rows, len(layout.pairs)))
+        self.time_ratio = np.empty((num_rows, len(chains)))
+        self.tokens = np.empty((num_rows, len(chains)))
+        self.rounds_since = np.empty((num_rows, len(chains)), dtype=np.int64)
+        self.iteration = np.empty((num_rows, len(ITERATION_FEATURES)))
         self.clear()
 
-    def clear(self) -> None:
-        """Forgets everything seen."""
-        rows, pairs, chains = self.num_rows, self.num_pairs, self.num_chains
-        self.acceptance = np.full((rows, pairs), 0.5)
-        self.time_ratio = np.ones((rows, chains))
-        self.tokens = np.ones((rows, chains))
-        self.rounds_since = np.full((rows, chains), NEVER)
-        self.iteration = np.zeros((rows, len(ITERATION_FEATURES)))
-        self.iteration[:] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    def clear(self, rows: np.ndarray | None = None) -> None:
+        """Forgets everything seen in these rows; None takes all."""
+        own = slice(None) if rows is None else rows
+        self.acceptance[own] = 0.5
+        self.time_ratio[own] = 1.0
+        self.tokens[own] = 1.0
+        self.rounds_since[own] = NEVER
+        self.iteration[own] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
     def update(self, done: Iterations) -> None:
         """Takes one iteration of every row in."""

@@ -12,7 +12,7 @@ import numpy as np
 from specgym.envs.deck import Deck, Order, check_stream
 from specgym.envs.disturbances import CostFactors, Disturbance
 from specgym.envs.library import TraceLibrary, make_library
-from specgym.envs.rewards import get_reward
+from specgym.envs.rewards import Reward, get_reward
 from specgym.envs.traces import TraceSet
 from specgym.envs.vector_observer import VectorObserver
 from specgym.envs.vector_playback import VectorFactors, VectorPlayback
@@ -23,8 +23,8 @@ class VectorReplay:
 
     That holds but for noise and drift, which come from one random stream for all rows. Finished
     rows go on with their next episode by themselves. Only the ``info`` of an episode's last step
-    holds anything: ``terminal_observation``, ``episode`` (its return ``r`` and length ``l``),
-    ``request_id`` and ``TimeLimit.truncated``.
+    holds anything: ``terminal_observation``, ``episode`` (its return ``r``, length ``l`` and
+    ``seconds``), ``request_id`` and ``TimeLimit.truncated``.
 
     Args:
         traces: As of ``ReplayEnv``; so are the others that are not explained.
@@ -32,9 +32,11 @@ class VectorReplay:
         split: Not beside a library.
         k_values: Not beside a library.
         num_requests: Requests of an episode.
-        reward: Name of the reward.
+        reward: Name of the reward, or a function of tokens, seconds and baseline seconds.
         order: ``permuted`` or ``recorded``.
         disturbance: What happens to costs.
+        forget_after: Requests after which a row forgets its statistics, as a stream that begins
+            anew; None never does.
 
     Raises:
         ValueError: If an argument is out of range, or the traces cannot be used.
@@ -47,16 +49,19 @@ class VectorReplay:
         split: str = "all",
         k_values: Sequence[int] | None = None,
         num_requests: int = 1,
-        reward: str = "net_utility",
+        reward: str | Reward = "net_utility",
         order: Order = "permuted",
         disturbance: Disturbance = Disturbance(),  # noqa: B008 (frozen)
+        forget_after: int | None = None,
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs: must be >= 1; got {num_envs}")
+        if num_envs < 1 or (forget_after is not None and forget_after < 1):
+            raise ValueError(
+                f"num_envs and forget_after: must be >= 1; got {num_envs} and {forget_after}"
+            )
         self.num_envs = num_envs
         self.library = make_library(traces, split, k_values)
         self.num_requests = check_stream(num_requests, order)
-        self.order, self.disturbance = order, disturbance
+        self.order, self.disturbance, self.forget_after = order, disturbance, forget_after
         self.reward_of = get_reward(reward)
         self.observer = VectorObserver(self.library.layout, num_envs)
         self.features = self.observer.features
@@ -68,6 +73,7 @@ class VectorReplay:
         self.num_left = np.zeros(num_envs, dtype=np.int64)
         self.num_begun = np.zeros(num_envs, dtype=np.int64)
         self.returns = np.zeros(num_envs)
+        self.seconds = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.decks: list[Deck] = []
 
@@ -112,12 +118,15 @@ class VectorReplay:
         rows = np.array(rows, dtype=np.int64)
         self.num_left[rows] = self.num_requests
         self.returns[rows] = 0.0
+        self.seconds[rows] = 0.0
         self.lengths[rows] = 0
         self.begin(rows)
 
     def begin(self, rows: np.ndarray) -> None:
         """Goes to the start of the streams' next requests in these rows."""
         self.playback.begin(rows, np.array([next(self.decks[row]) for row in rows.tolist()], int))
+        if self.forget_after is not None:
+            self.observer.clear(rows[self.num_begun[rows] % self.forget_after == 0])
         for row in () if self.factors.is_quiet else rows.tolist():
             self.factors.begin(row, int(self.num_begun[row]))
         self.num_begun[rows] += 1
@@ -146,6 +155,7 @@ class VectorReplay:
         self.observer.update(done)
         rewards = self.reward_of(done.tokens, seconds, baseline)
         self.returns += rewards
+        self.seconds += seconds
         self.lengths += 1
         over = playback.finished()
         is_last = self.num_left[over] == 0
@@ -190,7 +200,11 @@ class VectorReplay:
         for row, request in zip(rows.tolist(), requests.tolist(), strict=True):
             infos[row] = {
                 "terminal_observation": observations[row].copy(),
-                "episode": {"r": float(self.returns[row]), "l": int(self.lengths[row])},
+                "episode": {
+                    "r": float(self.returns[row]),
+                    "l": int(self.lengths[row]),
+                    "seconds": float(self.seconds[row]),
+                },
                 "request_id": library.traces[request].request_id,
                 "TimeLimit.truncated": not library.is_terminal[request],
             }

@@ -13,7 +13,7 @@ from rich.console import Console
 
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
-    "train": "an agent learns on the live engine",
+    "train": "an agent learns on the live engine, or on recorded traces",
     "record": "what every plan would get at every position, for replay",
     "replay": "controllers on recorded traces, against the oracle",
     "generate": "text out of any pool with any controller",
@@ -69,9 +69,7 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
         default = recipe_default(arguments, RECIPES, CompareConfig)
         compare(parse(command, arguments, CompareConfig, default), console)
     elif command == "train":
-        from specgym.runs.train import TrainConfig, train
-
-        train(parse(command, name_agent(arguments), TrainConfig), console)
+        run_train(name_agent(arguments), console)
     elif command == "record":
         from specgym.runs.record import RecordConfig, record
 
@@ -95,6 +93,28 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
     return 0
 
 
+def run_train(arguments: list[str], console: Console) -> None:
+    """Trains on the live engine, or on recorded traces with ``--env replay``."""
+    if option(arguments, "--env") == "replay":
+        from specgym.runs.train_replay import find_agent
+
+        settings, train_replay = find_agent(option(arguments, "--agent") or "maskable-ppo")
+        train_replay(parse("train", arguments, type(settings), settings), console)
+        return
+    from specgym.runs.train import TrainConfig, train
+
+    train(parse("train", arguments, TrainConfig), console)
+
+
+def option(arguments: Sequence[str], name: str) -> str | None:
+    """The value that an option is given, if it is."""
+    for index, argument in enumerate(arguments):
+        given, equals, value = argument.partition("=")
+        if given == name:
+            return value if equals else "".join(arguments[index + 1 : index + 2])
+    return None
+
+
 def parse(command: str, arguments: Sequence[str], kind: type, default: Any = None) -> Any:
     """The command's configuration from its options."""
     if default is None:
@@ -115,10 +135,10 @@ def split_lists(kind: type, arguments: Sequence[str]) -> list[str]:
     result: list[str] = []
     in_list = False
     for argument in arguments:
-        option, equals, value = argument.partition("=")
+        given, equals, value = argument.partition("=")
         if argument.startswith("--"):
-            in_list = option.replace("_", "-") in lists
-            result.append(option if in_list else argument)
+            in_list = given.replace("_", "-") in lists
+            result.append(given if in_list else argument)
             if in_list and equals:
                 result += value.split(",")
         else:
@@ -134,13 +154,11 @@ def recipe_default(
     Raises:
         ValueError: If there is no such recipe.
     """
-    for index, argument in enumerate(arguments):
-        option, equals, value = argument.partition("=")
-        if option == "--recipe":
-            name = value if equals else "".join(arguments[index + 1 : index + 2])
-            if name not in recipes:
-                raise ValueError(f"recipe: no recipe {name!r}; there are {', '.join(recipes)}")
-            return recipes[name]()
+    name = option(arguments, "--recipe")
+    if name is not None:
+        if name not in recipes:
+            raise ValueError(f"recipe: no recipe {name!r}; there are {', '.join(recipes)}")
+        return recipes[name]()
     return kind()
 
 

@@ -67,8 +67,8 @@ class CompareConfig(EnvSettings):
 
     Attributes:
         controllers: Names, or names with options: ``none``, ``static:ngram@4``,
-            ``ucb:scope=request``, ``ppo:FOLDER``. Plain ``ppo`` is trained first. ``none`` is
-            always in.
+            ``ucb:scope=request``, ``learned``, ``learned:FILE``, ``ppo:FOLDER``. Plain ``ppo`` is
+            trained first. ``none`` is always in.
         split: Which part of the requests to compare on; training uses the other.
         num_requests: Requests to compare on.
         train_steps: Iterations to train a plain ``ppo`` on.
@@ -205,7 +205,7 @@ class Comparison:
         spec = f"ppo:{self.folder / TRAINING_FOLDER}" if name == "ppo" else name
         env = self.envs["none"]
         features = [feature.name for feature in env.features]
-        return make_controller(spec, env.plans, features, self.config.seed)
+        return make_controller(spec, env.plans, features, self.config.seed, self.pool.name)
 
     def run(self) -> dict[str, Any]:
         """Warms up, runs what is left of the requests, and returns the results."""
@@ -381,7 +381,7 @@ def check_controllers(config: CompareConfig, pool: ModelPool) -> None:
     features = [feature.name for feature in env.features]
     for name in config.controllers:
         if name != "ppo":
-            make_controller(name, env.plans, features, config.seed)
+            make_controller(name, env.plans, features, config.seed, pool.name)
 
 
 def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: Console) -> None:

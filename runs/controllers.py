@@ -1,4 +1,4 @@
-"""Controllers by name: ``none``, ``static:ngram@4``, ``ucb:scope=request``, ``ppo:FOLDER``."""
+"""Controllers by name: ``none``, ``static:ngram@4``, ``ucb:scope=request``, ``learned``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specgym import agents
+from specgym.agents.learned import LearnedController
+from specgym.agents.linucb import LinUCB
+from specgym.agents.saved_state import load_state
 from specgym.agents.ucb import UCB
 from specgym.baselines.specrouter import SpecRouter
 from specgym.baselines.static import NoSpeculation, Random, Static
 from specgym.baselines.test_and_set import TestAndSet
+from specgym.envs.features import FEATURES_VERSION
 from specgym.runs.loop import Controller
 
 FACTORIES: dict[str, Callable[..., Controller]] = {
@@ -21,22 +26,45 @@ FACTORIES: dict[str, Callable[..., Controller]] = {
     "specrouter": SpecRouter,
     "test-and-set": TestAndSet,
     "ucb": UCB,
+    "linucb": LinUCB,
 }
-NAMES = (*FACTORIES, "ppo")
+NAMES = (*FACTORIES, "learned", "ppo")
+LEARNERS: tuple[Callable[..., Controller], ...] = (
+    UCB,
+    LinUCB,
+)  # `specgym train` leaves their state
+SHIPPED = Path(agents.__file__).parent / "shipped"
+POLICY_FILE = "policy.npz"
 
 
 def make_controller(
-    spec: str, plans: Sequence[tuple[tuple[str, ...], int]], features: Sequence[str], seed: int
+    spec: str,
+    plans: Sequence[tuple[tuple[str, ...], int]],
+    features: Sequence[str],
+    seed: int,
+    pool: str = "",
 ) -> Controller:
     """The controller a spec names.
 
-    A spec is a name, or a name with options: ``static:PLAN``, ``ppo:FOLDER``, or
-    ``NAME:option=value:option=value`` with the constructor's options.
+    A spec is a name, or a name with options: ``static:PLAN``, ``learned:FILE``, ``ppo:FOLDER``, or
+    ``NAME:option=value:option=value`` with the constructor's options. ``NAME:state=FILE`` begins
+    with what ``specgym train NAME`` left; ``learned`` alone takes the policy shipped for the pool.
+
+    Args:
+        spec: The spec.
+        plans: (chain, K) of every action.
+        features: Names of the observation's entries.
+        seed: Of a controller that is random.
+        pool: The pool's name.
 
     Raises:
-        ValueError: If the name or an option is unknown, or a value is refused.
+        ValueError: If the name or an option is unknown, a value is refused, or a policy does not
+            fit.
     """
     name, _, rest = spec.partition(":")
+    if name == "learned":
+        path = policy_file(rest) if rest else shipped_policy(pool)
+        return LearnedController(plans, features, path, FEATURES_VERSION)
     if name == "ppo":
         from specgym.agents.ppo import PPOController  # stable-baselines3 is slow to import
 
@@ -51,9 +79,39 @@ def make_controller(
     options: dict[str, Any] = {"plan": rest} if name == "static" and rest else {}
     if name != "static" and rest:
         options = parse_options(spec, rest, factory)
-    if "seed" in inspect.signature(factory).parameters:
+    state = options.pop("state", None)
+    parameters = inspect.signature(factory).parameters
+    if "seed" in parameters:
         options.setdefault("seed", seed)
-    return factory(plans, **options)
+    if "features" in parameters:
+        options["features"] = features
+    controller = factory(plans, **options)
+    if state is not None:
+        controller.load_state_dict(load_state(Path(str(state)), name))
+    return controller
+
+
+def policy_file(text: str) -> Path:
+    """The file of a policy: itself, or that of a training's folder."""
+    path = Path(text)
+    return path / POLICY_FILE if path.is_dir() else path
+
+
+def shipped_policy(pool: str) -> Path:
+    """The policy that comes with the package for the pool of this name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    name = pool.partition(" ")[0].replace(":", "-").replace("/", "-")  # the rest describes it
+    path = SHIPPED / f"{name}.npz"
+    if not path.is_file():
+        raise ValueError(
+            f"controller 'learned': no policy is shipped for the pool {pool!r}; make one: "
+            f"`specgym record --pool POOL`, then `specgym train maskable-ppo --env replay --traces "
+            f"FILE`, and name it with learned:FILE"
+        )
+    return path
 
 
 def describe_options(spec: str) -> dict[str, Any]:
@@ -80,7 +138,9 @@ def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str
     Raises:
         ValueError: If one is malformed or unknown.
     """
-    known = [name for name in inspect.signature(factory).parameters if name != "plans"]
+    parameters = inspect.signature(factory).parameters
+    known = [name for name in parameters if name not in ("plans", "features")]
+    known += ["state"] if factory in LEARNERS else []
     options = {}
     for part in text.split(":"):
         name, equals, value = part.partition("=")

@@ -43,7 +43,7 @@ class Session:
         self.env = SpecDecodeEnv(pool, nothing, exact=exact, clock=clock)
         if isinstance(controller, str):
             features = [feature.name for feature in self.env.features]
-            controller = make_controller(controller, self.env.plans, features, seed)
+            controller = make_controller(controller, self.env.plans, features, seed, pool.name)
         self.controller = controller
         self.prefill_seconds = 0.0
 

@@ -29,6 +29,8 @@ class TrainConfig(EnvSettings):
 
     Attributes:
         agent: What learns.
+        env: ``live``: the engine. ``replay`` takes recorded traces and has settings of its own, see
+            ``specgym train AGENT --env replay --help``.
         split: Which part of the requests to train on; ``compare`` uses the other.
         requests_per_episode: Requests of an episode.
         reward: What is maximised; ``net_utility`` is the time saved.
@@ -39,6 +41,7 @@ class TrainConfig(EnvSettings):
     """
 
     agent: Literal["ppo"] = "ppo"
+    env: Literal["live"] = "live"
     split: Literal["train", "held-out", "all"] = "train"
     requests_per_episode: int = 4
     reward: Literal["net_utility", "utility", "log_utility"] = "net_utility"

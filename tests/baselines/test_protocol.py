@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.agents import UCB
+from specgym.agents import LinUCB, UCB
 from specgym.baselines import NoSpeculation, Random, SpecRouter, Static, TestAndSet
 
 MAKERS = {
@@ -22,6 +22,8 @@ MAKERS = {
     "test-and-set-own": lambda plans: TestAndSet(plans, own_baseline=True, chains="fixed"),
     "ucb": UCB,
     "ucb-request": lambda plans: UCB(plans, scope="request"),
+    "linucb": LinUCB,
+    "linucb-request": lambda plans: LinUCB(plans, scope="request"),
 }
 OBSERVATION = np.zeros(2, dtype=np.float32)
 every_controller = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.envs.rewards import REWARDS, get_reward, log_utility, net_utility, utility
+from specgym.envs.rewards import (
+    REWARDS,
+    get_reward,
+    log_utility,
+    net_utility,
+    paced_utility,
+    utility,
+)
 
 MEASURED = st.tuples(st.integers(1, 16), st.floats(1e-4, 10.0), st.floats(1e-4, 10.0))
 
@@ -122,3 +129,18 @@ def test_rewards_go_by_name_and_an_unknown_name_lists_them():
     assert {name: get_reward(name) for name in REWARDS} == REWARDS
     with pytest.raises(ValueError, match=r"reward: no reward 'speed'.*net_utility.*log_utility"):
         get_reward("speed")
+
+
+@pytest.mark.parametrize("pace", [0.3, 1.0, 2.0])
+def test_paced_utility_has_the_best_policies_of_net_utility(pace):
+    table = speculation_table(40, seed=5)
+    paced = get_reward(paced_utility(pace))
+    plans = best_policy(table, lambda tokens, seconds: paced(tokens, seconds, 1.0))
+    assert seconds_of(table, plans) == pytest.approx(least_seconds(table))
+
+
+def test_at_its_own_pace_nothing_is_gained():
+    assert paced_utility(0.5)(4, 2.0, 1.0) == 0.0
+    assert paced_utility(1.0)(4, 2.0, 1.0) == net_utility(4, 2.0, 1.0)
+    with pytest.raises(ValueError, match="pace: must be above 0"):
+        paced_utility(0.0)

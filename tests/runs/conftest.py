@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specgym.engine.testing import perturbed, tiny_llama, tiny_tokenizer
+from specgym.runs.cli import main
 
 
 @pytest.fixture(scope="session")
@@ -30,4 +31,19 @@ def short_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for kind in ("left", "right")
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def trace_file(
+    tiny_spec: str, short_prompts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Recorded traces of the tiny pool, a third of them held out."""
+    path = tmp_path_factory.mktemp("traces") / "t.npz"
+    arguments = [
+        *("record", "--pool", tiny_spec, "--prompts", str(short_prompts), "--workload", "all"),
+        *("--num-requests", "12", "--max-new-tokens", "24", "--cost-steps", "60"),
+        *("--clock", "counting", "--out", str(path)),
+    ]
+    assert main(arguments) == 0
     return path

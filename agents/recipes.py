@@ -1,0 +1,154 @@
+"""Settings of each algorithm that learns on recorded traces, one recipe each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Settings that all algorithms share.
+
+    Attributes:
+        num_steps: Iterations to train on, of all rows together.
+        num_envs: Rows that are stepped at once.
+        learning_rate: Adam's, at the start; it falls to a tenth linearly.
+        gamma: Discount per iteration.
+        hidden_size: Width of the two hidden layers.
+        batch_size: Samples of a gradient step.
+        noise: Noise on costs while training, in units of the measured spread.
+        forget_after: Requests after which a row's statistics are forgotten, so that the policy
+            also learns to begin.
+        pace: What a token is worth in the reward, in units of t_base; 0 takes what it costs under
+            the best fixed plan, 1 is ``net_utility`` (see ``specgym.envs.rewards``).
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+
+    num_steps: int = 2_000_000
+    num_envs: int = 64
+    learning_rate: float = 1e-3
+    gamma: float = 0.95
+    hidden_size: int = 64
+    batch_size: int = 1024
+    noise: float = 1.0
+    forget_after: int = 12
+    pace: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole = [f.name for f in dataclasses.fields(self) if isinstance(getattr(self, f.name), int)]
+        for name in whole:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
+        if not (0.0 <= self.gamma <= 1.0 and self.learning_rate > 0.0):
+            raise ValueError(
+                f"gamma must be in [0, 1] and learning_rate > 0; got {self.gamma} and "
+                f"{self.learning_rate}"
+            )
+        if self.noise < 0.0 or self.pace < 0.0:
+            raise ValueError(f"noise and pace: must be >= 0; got {self.noise} and {self.pace}")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyGradient(Recipe):
+    """Settings of PPO and of MaskablePPO.
+
+    Attributes:
+        rollout_steps: Iterations of each row between updates.
+        num_epochs: Passes over a rollout.
+        gae_lambda: Of the advantage estimate.
+        entropy_coefficient: Weight of the entropy bonus.
+        clip_range: How far the ratio of new to old probabilities may go.
+        prior: How strongly an untrained policy prefers the plans that are fast throughout: a plan
+            that takes a tenth more time than the fastest begins with exp(-prior / 10) of its
+            probability. 0 begins with all alike.
+    """
+
+    rollout_steps: int = 64
+    num_epochs: int = 5
+    gae_lambda: float = 0.9
+    entropy_coefficient: float = 0.003
+    clip_range: float = 0.2
+    prior: float = 15.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior < 0.0:
+            raise ValueError(f"prior: must be >= 0; got {self.prior}")
+        samples = self.num_envs * self.rollout_steps
+        if self.batch_size < 2 or samples % self.batch_size:
+            raise ValueError(
+                f"batch_size: must be at least 2 and divide num_envs x rollout_steps = {samples} "
+                f"(a minibatch of one has no advantage to normalise); got {self.batch_size}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class QLearning(Recipe):
+    """Settings of DQN.
+
+    Attributes:
+        buffer_size: Iterations that are remembered.
+        learning_starts: Iterations before the first update.
+        train_every: Iterations of each row between updates.
+        gradient_steps: Gradient steps of an update.
+        target_update: Iterations between updates of the target network.
+        exploration_share: Share of the training in which exploration falls to its end.
+        exploration_end: Share of random actions from there on.
+    """
+
+    buffer_size: int = 200_000
+    learning_starts: int = 10_000
+    train_every: int = 1
+    gradient_steps: int = 1
+    target_update: int = 4_000
+    exploration_share: float = 0.3
+    exploration_end: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0.0 < self.exploration_share <= 1.0 and 0.0 <= self.exploration_end <= 1.0):
+            raise ValueError(
+                f"exploration_share and exploration_end: must be in (0, 1] and [0, 1]; got "
+                f"{self.exploration_share} and {self.exploration_end}"
+            )
+
+
+def ppo_recipe() -> PolicyGradient:
+    """PPO's settings, as MaskablePPO's."""
+    return maskable_ppo_recipe()
+
+
+def maskable_ppo_recipe() -> PolicyGradient:
+    """MaskablePPO's settings, chosen by hand but for the learning rate (of 0.001 and 0.003).
+
+    Updates must be many: the clipping lets a plan's probability grow by a fifth per update, so
+    rollouts are short and rows are many. What an iteration changes for later ones (lags, and what
+    is known of the chains) is paid within some ten iterations, hence the discount.
+    """
+    return PolicyGradient(
+        num_steps=1_000_000,
+        num_envs=256,
+        rollout_steps=8,
+        batch_size=256,
+        num_epochs=4,
+        learning_rate=3e-3,
+        gamma=0.95,
+    )
+
+
+def dqn_recipe() -> QLearning:
+    """DQN's settings, chosen by hand.
+
+    Per iteration it learns faster than PPO, for it goes through what it remembers again and again.
+    """
+    return QLearning(
+        num_steps=1_000_000,
+        num_envs=64,
+        batch_size=512,
+        hidden_size=128,
+        learning_rate=1e-3,
+        gamma=0.9,
+        learning_starts=5_000,
+    )

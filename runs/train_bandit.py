@@ -1,0 +1,95 @@
+"""Training of a bandit on recorded traces: it plays them, and what it knows is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from specgym.agents.saved_state import save_state
+from specgym.envs.library import TraceLibrary
+from specgym.envs.replay import ReplayEnv
+from specgym.runs.build_watch import make_bar
+from specgym.runs.controllers import make_controller
+from specgym.runs.folder import open_run
+from specgym.runs.loop import DIVERGENCE_EVERY, Controller
+from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+
+STATE_FILE = "state.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class BanditConfig(ReplayConfig):
+    """Lets a bandit play recorded traces, and saves what it knows then.
+
+    Attributes:
+        options: Its options, as in ``compare``: ``scope=request:exploration=0.2``.
+        num_passes: Times that it plays all training requests.
+    """
+
+    options: str = ""
+    num_passes: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_passes < 1:
+            raise ValueError(f"num_passes: must be >= 1; got {self.num_passes}")
+
+
+def train_bandit(config: BanditConfig, console: Console) -> Path:
+    """Plays the training requests, saves the bandit's state and returns the run's folder.
+
+    Raises:
+        ValueError: If the traces or the options are refused, or a run of this name is finished.
+    """
+    training = ReplayTraining(config)
+    spec = f"{config.agent}:{config.options}" if config.options else config.agent
+    controller = make_controller(spec, training.plans, training.features, config.seed)
+    folder = open_run(config, config.run_name, STATE_FILE)
+    library = training.library(training.traces.part("train"))
+    bar = make_bar(f"training {config.agent}", "requests", console)
+    with bar:
+        task = bar.add_task("", total=config.num_passes * len(library), note="")
+        env = ReplayEnv(library)
+        for number in range(config.num_passes * len(library)):
+            play_request(env, controller, None if number else config.seed)
+            bar.advance(task)
+    save_state(folder / STATE_FILE, config.agent, controller.state_dict())
+    yardstick = training.yardstick(console)
+    seconds = play_all(training.held_out, controller, config.seed)
+    console.print(
+        f"held-out requests, still learning: {yardstick.speedup(seconds):.3f}x no speculation, "
+        f"{yardstick.share(seconds):.1%} of the headroom"
+    )
+    console.print(
+        f"state: {folder / STATE_FILE}  (compare it with --controllers "
+        f"{spec}:state={folder / STATE_FILE})"
+    )
+    return folder
+
+
+def play_all(library: TraceLibrary, controller: Controller, seed: int) -> np.ndarray:
+    """Seconds of a controller on each request of a library, in the order of its stream."""
+    env = ReplayEnv(library)
+    seconds = np.zeros(len(library))
+    for number in range(len(library)):
+        taken = play_request(env, controller, None if number else seed)
+        seconds[env.playback.request] = taken
+    return seconds
+
+
+def play_request(env: ReplayEnv, controller: Controller, seed: int | None) -> float:
+    """Seconds of a controller on the stream's next request; a seed begins the stream."""
+    every = DIVERGENCE_EVERY if controller.needs_divergence else 0
+    observation, info = env.reset(seed=seed, options={"divergence_every": every})
+    controller.begin({key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")})
+    seconds, done = 0.0, False
+    while not done:
+        action = controller.act(observation, info["action_mask"])
+        observation, reward, terminated, truncated, info = env.step(action)
+        controller.observe(action, reward, info)
+        seconds += info["iter_seconds"]
+        done = terminated or truncated
+    return seconds

@@ -1,0 +1,85 @@
+"""Imitation on recorded traces: a policy is fitted to what every action costs, round by round."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from specgym.agents.imitation import Choose, ImitationConfig, Table, train_imitation
+from specgym.agents.policy import Policy, save_policy
+from specgym.baselines.visits import Visits
+from specgym.envs.features import FEATURES_VERSION
+from specgym.runs.board import Board
+from specgym.runs.build_watch import make_bar
+from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.folder import open_run
+from specgym.runs.replay_training import ReplayConfig, ReplayTraining, describe
+from specgym.runs.visits import collect_visits
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitationTraining(ReplayConfig):
+    """Fits a policy to what every action costs on recorded traces. Begun anew when it was stopped.
+
+    Attributes:
+        recipe: The learner's settings.
+        num_rows: Requests that are decoded at once to visit states.
+        num_steps: Iterations of each row in a round.
+        exploration: Shares of random actions; rows take them in turn.
+    """
+
+    recipe: ImitationConfig = ImitationConfig()  # noqa: RUF009 (frozen)
+    num_rows: int = 192
+    num_steps: int = 120
+    exploration: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_rows < 1 or self.num_steps < 1:
+            raise ValueError(
+                f"num_rows and num_steps: must be >= 1; got {self.num_rows} and {self.num_steps}"
+            )
+        if not self.exploration or not all(0.0 <= share <= 1.0 for share in self.exploration):
+            raise ValueError(f"exploration: must be shares from 0 to 1; got {self.exploration}")
+
+
+def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
+    """Fits round by round and keeps the best on the validation requests; the run's folder.
+
+    Raises:
+        ValueError: If the traces cannot be used, or a run of this name is finished.
+    """
+    training = ReplayTraining(config)
+    folder = open_run(config, config.run_name, POLICY_FILE)
+    yardstick = training.yardstick(console)
+    trial = training.trial(yardstick)
+    table = Table(training.plans, training.features, FEATURES_VERSION)
+    board = Board(folder, first_step=1)
+    board.hyperparameters(dataclasses.asdict(config.recipe))
+    bar = make_bar("training imitation", "rounds", console)
+    task = bar.add_task("", total=config.recipe.oracle_rounds + config.recipe.own_rounds, note="")
+    found: list[Policy] = []
+
+    def collect(choose: Choose, number: int) -> Visits:
+        seed = 1000 * config.seed + number
+        rows, steps = config.num_rows, config.num_steps
+        return collect_visits(training.fit, choose, rows, steps, config.exploration, seed)
+
+    def on_round(number: int, policy: Policy) -> None:
+        scores = trial.measure(policy)
+        about = training.about() | {"step": number + 1} | scores
+        found.append(dataclasses.replace(policy, about=about))
+        board.scalars({f"eval/{name}": value for name, value in scores.items()}, number + 1)
+        bar.update(task, completed=number + 1, note=describe(scores))
+        if not console.is_terminal:
+            console.print(f"training imitation: round {number + 1}, {describe(scores)}")
+
+    with bar:
+        train_imitation(collect, table, config.recipe, config.seed, on_round)
+    board.close()
+    best = max(found, key=lambda policy: policy.about["validation_speedup"])
+    save_policy(folder / POLICY_FILE, best)
+    training.report(best.about, yardstick, folder, console)
+    return folder

@@ -1,0 +1,170 @@
+"""``specgym train AGENT --env replay``: an agent learns from recorded traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from specgym.agents.policy import Policy, load_policy, save_policy
+from specgym.agents.ppo import CHECKPOINTS, newest_checkpoint, num_trained_steps
+from specgym.agents.recipes import (
+    PolicyGradient,
+    QLearning,
+    dqn_recipe,
+    maskable_ppo_recipe,
+    ppo_recipe,
+)
+from specgym.agents.sb3 import Pauses, export_policy, learn
+from specgym.envs.disturbances import Disturbance
+from specgym.envs.features import FEATURES_VERSION
+from specgym.envs.rewards import paced_utility
+from specgym.envs.vector_replay import VectorReplay
+from specgym.runs.board import Board
+from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.folder import open_run
+from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.replay_watch import BEST_FILE, ReplayWatcher
+from specgym.runs.train_bandit import BanditConfig, train_bandit
+from specgym.runs.train_imitation import ImitationTraining, train_by_imitation
+from specgym.runs.yardstick import Yardstick
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig(ReplayConfig):
+    """Trains a network on recorded traces.
+
+    Attributes:
+        num_evaluations: Times that it is measured on the way, and saved.
+    """
+
+    num_evaluations: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_evaluations < 1:
+            raise ValueError(f"num_evaluations: must be >= 1; got {self.num_evaluations}")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyGradientConfig(NetworkConfig):
+    """Trains PPO or MaskablePPO on recorded traces.
+
+    Attributes:
+        recipe: The learner's settings.
+    """
+
+    recipe: PolicyGradient = maskable_ppo_recipe()  # noqa: RUF009 (frozen)
+
+
+@dataclasses.dataclass(frozen=True)
+class QLearningConfig(NetworkConfig):
+    """Trains DQN on recorded traces.
+
+    Attributes:
+        recipe: The learner's settings.
+    """
+
+    recipe: QLearning = dqn_recipe()  # noqa: RUF009 (frozen)
+
+
+def train_network(config: NetworkConfig, console: Console) -> Path:
+    """Trains a network, or goes on with a stopped training; returns the run's folder.
+
+    Raises:
+        ValueError: If the traces cannot be used, or a run of this name is finished or was begun
+            with other settings.
+    """
+    training = ReplayTraining(config)
+    folder = open_run(config, config.run_name, POLICY_FILE)
+    yardstick = training.yardstick(console)
+    try:
+        train_in(folder, training, config, yardstick, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+        console.print("the same command goes on after them")
+        raise
+    training.report(load_policy(folder / POLICY_FILE).about, yardstick, folder, console)
+    return folder
+
+
+def train_in(
+    folder: Path,
+    training: ReplayTraining,
+    config: NetworkConfig,
+    yardstick: Yardstick,
+    console: Console,
+) -> None:
+    """Trains into a folder that may hold checkpoints of an earlier, stopped training."""
+    assert isinstance(config, PolicyGradientConfig | QLearningConfig)
+    recipe, newest = config.recipe, newest_checkpoint(folder)
+    board = Board(folder, first_step=num_trained_steps(folder) + 1)
+    board.hyperparameters(dataclasses.asdict(recipe))
+
+    def export(model: BaseAlgorithm) -> Policy:
+        return export_policy(
+            model, training.plans, training.features, FEATURES_VERSION, training.about()
+        )
+
+    trial = training.trial(yardstick)
+    watcher = ReplayWatcher(folder, config.agent, recipe.num_steps, trial, export, board, console)
+    if newest is not None:
+        console.print(f"going on after {int(newest.name)} steps")
+        watcher.restore(newest)
+    venv = VectorReplay(
+        training.fit,
+        recipe.num_envs,
+        reward=paced_utility(recipe.pace or training.pace()),
+        disturbance=Disturbance(noise=recipe.noise),
+        forget_after=recipe.forget_after,
+    )
+    every = max(recipe.num_steps // config.num_evaluations, 1)
+    pauses = Pauses(every, watcher.on_update, watcher.on_pause)
+    with watcher.bar:
+        model = learn(
+            config.agent,
+            venv,
+            recipe,
+            training.fixed,
+            config.seed,
+            folder,
+            board.scalars,
+            pauses,
+        )
+        watcher.on_pause(model)
+    board.close()
+    save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
+    shutil.rmtree(folder / CHECKPOINTS)
+    (folder / BEST_FILE).unlink()
+
+
+# By agent: the settings to start from, and what trains with them.
+AGENTS: dict[str, tuple[ReplayConfig, Callable[[Any, Console], Path]]] = {
+    "ppo": (PolicyGradientConfig("ppo", recipe=ppo_recipe()), train_network),
+    "maskable-ppo": (
+        PolicyGradientConfig("maskable-ppo", recipe=maskable_ppo_recipe()),
+        train_network,
+    ),
+    "dqn": (QLearningConfig("dqn", recipe=dqn_recipe()), train_network),
+    "imitation": (ImitationTraining("imitation"), train_by_imitation),
+    "ucb": (BanditConfig("ucb"), train_bandit),
+    "linucb": (BanditConfig("linucb"), train_bandit),
+}
+
+
+def find_agent(name: str) -> tuple[ReplayConfig, Callable[[Any, Console], Path]]:
+    """The settings to start from and what trains with them.
+
+    Raises:
+        ValueError: If no such agent learns from traces.
+    """
+    if name not in AGENTS:
+        raise ValueError(
+            f"agent: no agent {name!r} learns from traces; there are {', '.join(AGENTS)}"
+        )
+    return AGENTS[name]
