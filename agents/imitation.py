@@ -37,7 +37,7 @@ class ImitationConfig:
         fit: Settings of each fit.
     """
 
-    oracle_rounds: int = 2
+    oracle_rounds: int = 1
     own_rounds: int = 4
     num_networks: int = 4
     kept_rounds: int = 3
