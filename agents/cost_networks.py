@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -106,7 +107,7 @@ def make_network(num_inputs: int, num_actions: int, config: FitConfig) -> nn.Seq
     """A network of tanh layers; its scores start at zero."""
     sizes = (num_inputs, *config.hidden_sizes)
     layers: list[nn.Module] = [nn.Dropout(config.dropout)]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     last = nn.Linear(sizes[-1], num_actions)
     nn.init.zeros_(last.weight)

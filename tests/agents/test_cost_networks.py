@@ -1,5 +1,7 @@
 """Networks fitted to costs of which the best choice is known, and several as one."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -79,10 +81,7 @@ def test_sum_of_networks_is_their_mean(hidden_sizes):
     rng = np.random.default_rng(0)
     sizes = (4, *hidden_sizes, 3)
     networks = [
-        tuple(
-            (rng.normal(size=(b, a)), rng.normal(size=b))
-            for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        tuple((rng.normal(size=(b, a)), rng.normal(size=b)) for a, b in itertools.pairwise(sizes))
         for _ in range(3)
     ]
     inputs = rng.normal(size=(6, 4)).astype(np.float32)
