@@ -6,4 +6,4 @@ Importing the package imports neither torch nor stable-baselines3.
 from specgym.agents.linucb import LinUCB
 from specgym.agents.ucb import UCB
 
-__all__ = ["LinUCB", "UCB"]
+__all__ = ["UCB", "LinUCB"]

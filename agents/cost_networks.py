@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +25,8 @@ class FitConfig:
     """Settings of a fit.
 
     Attributes:
-        loss: ``cost`` is the mean cost of the softmax policy; ``values`` is the squared error of
-            scores as negative costs.
+        loss: ``values`` is the error of scores as negative costs, those of a visit centred;
+            ``cost`` is the mean cost of the softmax policy.
         hidden_sizes: Widths of the hidden layers.
         num_epochs: Passes over the visits at most.
         patience: Passes without a better validation that end a fit.
@@ -36,20 +37,22 @@ class FitConfig:
         dropout: Share of features that are left out while fitting.
     """
 
-    loss: str = "cost"
+    loss: str = "values"
     hidden_sizes: tuple[int, ...] = (64, 64)
-    num_epochs: int = 40
-    patience: int = 8
-    batch_size: int = 256
-    learning_rate: float = 2e-3
+    num_epochs: int = 20
+    patience: int = 5
+    batch_size: int = 512
+    learning_rate: float = 3e-3
     weight_decay: float = 0.03
     entropy: float = 0.02
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choice("fit.loss", self.loss, ("cost", "values"))
+        check_choice("fit.loss", self.loss, ("values", "cost"))
         for field in ("num_epochs", "patience", "batch_size"):
             check_count(f"fit.{field}", getattr(self, field), 1)
+        if not self.hidden_sizes:
+            raise ValueError("fit.hidden_sizes: must be at least one width, got none")
         for size in self.hidden_sizes:
             check_count("fit.hidden_sizes", size, 1)
         for field, high in (("learning_rate", 1.0), ("weight_decay", 10.0), ("entropy", 10.0)):
@@ -104,7 +107,7 @@ def make_network(num_inputs: int, num_actions: int, config: FitConfig) -> nn.Seq
     """A network of tanh layers; its scores start at zero."""
     sizes = (num_inputs, *config.hidden_sizes)
     layers: list[nn.Module] = [nn.Dropout(config.dropout)]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     last = nn.Linear(sizes[-1], num_actions)
     nn.init.zeros_(last.weight)
@@ -152,20 +155,14 @@ def judged_cost(network: nn.Sequential, judge: Costs) -> float:
 
 def add_networks(networks: Sequence[Layers]) -> Layers:
     """One network whose scores are the mean of several ones' with the same inputs."""
-    firsts, *middles, lasts = zip(*networks, strict=True)
-    joined = [stack(firsts)] if middles or len(networks[0]) > 1 else []
+    first, *middles, last = zip(*networks, strict=True)
+    joined = [(np.concatenate([w for w, _ in first]), np.concatenate([b for _, b in first]))]
     joined += [
         (block_diagonal([w for w, _ in layers]), np.concatenate([b for _, b in layers]))
         for layers in middles
     ]
-    weight = np.concatenate([w for w, _ in lasts], axis=1) / len(networks)
-    bias = np.mean([b for _, b in lasts], axis=0)
-    return (*joined, (weight, bias))
-
-
-def stack(layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Layers over the same inputs as one."""
-    return np.concatenate([w for w, _ in layers]), np.concatenate([b for _, b in layers])
+    weight = np.concatenate([w for w, _ in last], axis=1) / len(networks)
+    return (*joined, (weight, np.mean([b for _, b in last], axis=0)))
 
 
 def block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:

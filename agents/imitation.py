@@ -16,7 +16,7 @@ import numpy as np
 
 from specgym.agents.cost_networks import Costs, FitConfig, Layers, add_networks, fit_network
 from specgym.agents.policy import Policy
-from specgym.baselines.checks import check_count, check_range
+from specgym.baselines.checks import check_count
 from specgym.baselines.plans import Plan
 from specgym.baselines.visits import Visits, join_visits, values_of
 
@@ -37,7 +37,7 @@ class ImitationConfig:
         fit: Settings of each fit.
     """
 
-    oracle_rounds: int = 2
+    oracle_rounds: int = 1
     own_rounds: int = 4
     num_networks: int = 4
     kept_rounds: int = 3
@@ -64,7 +64,7 @@ class Table:
 def train_imitation(
     collect: Callable[[Choose, int], Visits],
     table: Table,
-    config: ImitationConfig = ImitationConfig(),  # noqa: B008 (frozen)
+    config: ImitationConfig = ImitationConfig(),
     seed: int = 0,
     on_round: Callable[[int, Policy], None] = lambda number, policy: None,
 ) -> Policy:

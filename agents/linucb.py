@@ -57,7 +57,9 @@ class LinUCB:
         self._num_warm_up = check_count("num_warm_up", num_warm_up, 2)
         self._scope = check_choice("scope", scope, ("request", "stream"))
         self._seen = np.zeros(0)
-        self._forget()
+        self._sums = np.zeros(2)
+        self._samples: list[tuple[list[float], int, float, float]] = []
+        self._inverse: np.ndarray | None = None
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Forgets what it knows where the scope is the request."""
@@ -155,5 +157,5 @@ class LinUCB:
 
     def _forget(self) -> None:
         self._sums = np.zeros(2)
-        self._samples: list[tuple[list[float], int, float, float]] = []
-        self._inverse: np.ndarray | None = None
+        self._samples = []
+        self._inverse = None

@@ -67,7 +67,7 @@ class CausalEstimate:
         return float(self.none.sum() / self.seconds.sum())
 
 
-def estimate_causal(visits: Visits, config: CausalConfig = CausalConfig()) -> CausalEstimate:  # noqa: B008
+def estimate_causal(visits: Visits, config: CausalConfig = CausalConfig()) -> CausalEstimate:
     """Returns the score of the best causal policy, as far as a regression can find it.
 
     Every action's seconds to go are regressed on random features of the observation by ridge
@@ -108,7 +108,9 @@ def estimate_causal(visits: Visits, config: CausalConfig = CausalConfig()) -> Ca
     return CausalEstimate(none, seconds, float(low), float(high))
 
 
-def random_features(observations: np.ndarray, num_units: int, rng: np.random.Generator) -> np.ndarray:
+def random_features(
+    observations: np.ndarray, num_units: int, rng: np.random.Generator
+) -> np.ndarray:
     """Returns standardised observations, random tanh units of them and a one, [n, F + H + 1]."""
     spread = observations.std(axis=0)
     x = (observations - observations.mean(axis=0)) / np.where(spread > 1e-6, spread, 1.0)

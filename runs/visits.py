@@ -47,7 +47,13 @@ def collect_visits(
         position = playback.at - library.starts[playback.request]
         parts.append(
             Visits(
-                observations.copy(), masks, seconds, tokens, playback.request.copy(), position, lengths
+                observations.copy(),
+                masks,
+                seconds,
+                tokens,
+                playback.request.copy(),
+                position,
+                lengths,
             )
         )
         actions = choose(observations, masks)

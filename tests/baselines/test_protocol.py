@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.agents import LinUCB, UCB
+from specgym.agents import UCB, LinUCB
 from specgym.baselines import NoSpeculation, Random, SpecRouter, Static, TestAndSet
 
 MAKERS = {
