@@ -13,8 +13,16 @@ class Rows(Protocol):
     """Many environments stepped at once, which go on with their next episode by themselves."""
 
     num_envs: int
-    observation_space: gym.spaces.Box
-    action_space: gym.spaces.Discrete
+
+    @property
+    def observation_space(self) -> gym.spaces.Box:
+        """Of one row."""
+        ...
+
+    @property
+    def action_space(self) -> gym.spaces.Discrete:
+        """Of one row."""
+        ...
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode in every row; row i under the seed plus i."""

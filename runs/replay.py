@@ -104,7 +104,7 @@ def play_split(traces: TraceSet, name: str, config: ReplayConfig) -> list[list[i
     """
     part = ReplayEnv(TraceLibrary(traces, config.split))
     features = [feature.name for feature in part.features]
-    controller = make_controller(name, part.plans, features, config.seed)
+    controller = make_controller(name, part.plans, features, config.seed, pool_of(traces))
     if config.warm_requests:
         training = ReplayEnv(TraceLibrary(traces, "train"))
         rng = np.random.default_rng(config.seed)

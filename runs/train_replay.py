@@ -21,6 +21,7 @@ from specgym.agents.recipes import (
     ppo_recipe,
 )
 from specgym.agents.sb3 import Pauses, export_policy, learn
+from specgym.agents.sb3_vector import SB3Vector
 from specgym.envs.disturbances import Disturbance
 from specgym.envs.features import FEATURES_VERSION
 from specgym.envs.rewards import paced_utility
@@ -128,7 +129,7 @@ def train_in(
     with watcher.bar:
         model = learn(
             config.agent,
-            venv,
+            SB3Vector(venv),
             recipe,
             training.fixed,
             config.seed,

@@ -34,8 +34,7 @@ def collect_visits(
         seed: Of the order of requests and of exploration.
     """
     env = VectorReplay(library, num_envs=num_rows)
-    env.seed(seed)
-    observations = env.reset()
+    observations = env.reset(seed)
     rng = np.random.default_rng(seed)
     shares = np.resize(exploration, num_rows)
     lengths = np.array([len(trace) for trace in library.traces])
@@ -60,31 +59,5 @@ def collect_visits(
         explored = np.flatnonzero(rng.random(num_rows) < shares)
         scores = rng.random((len(explored), masks.shape[1])) * masks[explored]
         actions[explored] = scores.argmax(axis=1)
-        env.step_async(actions)
-        observations = env.step_wait()[0]
+        observations = env.step(actions)[0]
     return join_visits(parts)
-
-
-def decode_all(library: TraceLibrary, choose: Choose, num_rows: int, seed: int) -> np.ndarray:
-    """Seconds that a policy takes for each request, the mean over streams, float64 [R].
-
-    Args:
-        library: The requests.
-        choose: The policy.
-        num_rows: Streams, each through all requests in an order of its own.
-        seed: Of the orders.
-    """
-    env = VectorReplay(library, num_envs=num_rows)
-    env.seed(seed)
-    observations = env.reset()
-    rows, total = np.arange(num_rows), np.zeros((num_rows, len(library)))
-    num_done = np.zeros(num_rows, dtype=np.int64)
-    while (num_done < len(library)).any():
-        masks, request = env.action_masks(), env.playback.request.copy()
-        actions = np.where(num_done < len(library), choose(observations, masks), 0)
-        seconds = outlook(env.playback)[0][rows, actions]
-        total[rows, request] += seconds * (num_done < len(library))
-        env.step_async(actions)
-        observations, _, ends, _ = env.step_wait()
-        num_done += ends
-    return total.mean(axis=0)

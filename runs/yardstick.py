@@ -106,13 +106,11 @@ def play(library: TraceLibrary, choose: Choose, num_rows: int = 4, seed: int = 0
         seed: Of the orders.
     """
     venv = VectorReplay(library, num_rows)
-    venv.seed(seed)
-    observations = venv.reset()
+    observations = venv.reset(seed)
     index = {trace.request_id: number for number, trace in enumerate(library.traces)}
     seconds = np.full((num_rows, len(library)), np.nan)
     while np.isnan(seconds).any():
-        venv.step_async(choose(observations, venv.action_masks()))
-        observations, _, ends, infos = venv.step_wait()
+        observations, _, ends, infos = venv.step(choose(observations, venv.action_masks()))
         for row in np.flatnonzero(ends).tolist():
             request = index[infos[row]["request_id"]]
             if np.isnan(seconds[row, request]):  # a row that is done goes on till all are

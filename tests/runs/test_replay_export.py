@@ -7,6 +7,7 @@ from specgym.agents.learned import LearnedController
 from specgym.agents.policy import load_policy, save_policy
 from specgym.agents.recipes import PolicyGradient, QLearning
 from specgym.agents.sb3 import Pauses, export_policy, learn, make_model, prefer_fast_plans
+from specgym.agents.sb3_vector import SB3Vector
 from specgym.envs.vector_replay import VectorReplay
 
 SMALL = {"num_steps": 256, "num_envs": 8, "batch_size": 32, "hidden_size": 16}
@@ -24,7 +25,7 @@ def test_plain_arrays_decide_as_stable_baselines3_does(trace_file, tmp_path, alg
     pauses = Pauses(1000, lambda step: None, lambda model: None)
     model = learn(
         algorithm,
-        venv,
+        SB3Vector(venv),
         recipe,
         np.ones(len(venv.plans)),
         0,
@@ -55,7 +56,7 @@ def test_plain_arrays_decide_as_stable_baselines3_does(trace_file, tmp_path, alg
 
 def test_an_untrained_policy_begins_with_the_plan_that_is_fast_throughout(trace_file):
     venv = VectorReplay(trace_file, 8)
-    model = make_model("maskable-ppo", venv, RECIPES["maskable-ppo"], 0)
+    model = make_model("maskable-ppo", SB3Vector(venv), RECIPES["maskable-ppo"], 0)
     seconds = np.linspace(3.0, 1.0, len(venv.plans))
     prefer_fast_plans(model, RECIPES["maskable-ppo"], seconds)
     features = [feature.name for feature in venv.features]

@@ -6,7 +6,8 @@ import pytest
 from specgym.baselines.visits import values_of
 from specgym.envs.library import TraceLibrary
 from specgym.runs.cli import main
-from specgym.runs.visits import collect_visits, decode_all
+from specgym.runs.visits import collect_visits
+from specgym.runs.yardstick import play
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def last(observations, masks):
 def test_values_of_visits_are_what_decoding_takes(library, choose):
     visits = collect_visits(library, choose, 6, 40, (0.0,), seed=0)
     actions = choose(visits.observations, visits.allowed)
-    decoded = decode_all(library, choose, 2, seed=1)
+    decoded = play(library, choose, 2, seed=1)
     assert values_of(visits, actions)[:, 0] == pytest.approx(decoded)
 
 
