@@ -47,6 +47,7 @@ def test_each_row_is_the_single_environment(request, kind, arguments):
     seen = [single.reset(seed=7 + row)[0] for row, single in enumerate(singles)]
     np.testing.assert_array_equal(observations, seen)
     returns, lengths, num_ends = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), 0
+    seconds = np.zeros(NUM_ENVS)
     for _ in range(200):
         masks = envs.action_masks()
         assert masks.tolist() == [single.action_masks().tolist() for single in singles]
@@ -56,6 +57,7 @@ def test_each_row_is_the_single_environment(request, kind, arguments):
             seen, reward, terminated, truncated, info = single.step(actions[row])
             returns[row] += reward
             lengths[row] += 1
+            seconds[row] += info["iter_seconds"]
             assert rewards[row] == pytest.approx(reward, rel=1e-5, abs=1e-6)
             assert ends[row] == (terminated or truncated)
             if not ends[row]:
@@ -64,12 +66,17 @@ def test_each_row_is_the_single_environment(request, kind, arguments):
                 last = infos[row].pop("terminal_observation")
                 np.testing.assert_array_equal(last, seen)
                 assert infos[row] == {
-                    "episode": {"r": pytest.approx(returns[row]), "l": lengths[row]},
+                    "episode": {
+                        "r": pytest.approx(returns[row]),
+                        "l": lengths[row],
+                        "seconds": pytest.approx(seconds[row]),
+                    },
                     "request_id": info["request_id"],
                     "TimeLimit.truncated": truncated,
                 }
                 seen, _ = single.reset()
-                returns[row], lengths[row], num_ends = 0.0, 0, num_ends + 1
+                returns[row] = seconds[row] = 0.0
+                lengths[row], num_ends = 0, num_ends + 1
             np.testing.assert_array_equal(observations[row], seen)
     assert num_ends >= NUM_ENVS
 
