@@ -88,7 +88,8 @@ def train_imitation(
         learning via interactive no-regret learning" (2014) for the costs to go. The rest is ours.
     """
     choose: Choose = no_speculation
-    policy, rounds = None, []
+    policy: Policy | None = None
+    rounds: list[Visits] = []
     for number in range(config.oracle_rounds + config.own_rounds):
         rounds = [*rounds, collect(choose, number)][-config.kept_rounds :]
         visits = join_visits(rounds)
