@@ -16,6 +16,7 @@ from specgym.baselines.checks import check_count, check_range
 from specgym.baselines.visits import Visits, values_of
 
 LARGEST = 5.0  # standardised observations are clipped to it
+UNIT_INPUTS = 3  # entries of the observation that a random unit looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,10 @@ def random_features(
     spread = observations.std(axis=0)
     x = (observations - observations.mean(axis=0)) / np.where(spread > 1e-6, spread, 1.0)
     x = x.clip(-LARGEST, LARGEST)
-    directions = rng.normal(size=(x.shape[1], num_units)) / np.sqrt(x.shape[1])
-    units = np.tanh(x @ directions * 1.5 + rng.normal(size=num_units))
+    directions = rng.normal(size=(x.shape[1], num_units))
+    ranks = rng.random(size=directions.shape).argsort(axis=0)
+    directions[ranks >= UNIT_INPUTS] = 0.0
+    units = np.tanh(x @ directions + rng.normal(size=num_units))
     return np.concatenate([x, units, np.ones((len(x), 1))], axis=1)
 
 
