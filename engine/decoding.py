@@ -111,7 +111,6 @@ class DecodeState:
         self.memories: dict[str, MaskedKVCache] = {}
         self.indices: dict[str, list[NGramIndex]] = {}
         self.measure_divergence = False
-        self.measure_confidence = False
         for row, budget in enumerate(self.budgets):
             if budget == 0:
                 self.finish_reasons[row] = self.limit_reason(row)
@@ -314,7 +313,6 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
             fed[name] = proposals
             proposals = [verdict.emitted for verdict in verdicts]
             drafter = name
-    confidence = mean_confidence(verdicts, rows) if state.measure_confidence else 1.0
     committed = commit(state, proposals)
     for name, shared in fed.items():
         roll_back(state, name, shared, committed)
@@ -329,7 +327,6 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
         forwards=meter.costs,
         divergence=divergence,
         draft_entropy=entropy,
-        confidence=confidence,
         finish_reasons=tuple(state.finish_reasons),
     )
 
@@ -515,18 +512,6 @@ def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor:
     # A token of no mass has a log of minus infinity, and 0 times that is not a number.
     log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
     return -(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean()
-
-
-def mean_confidence(verdicts: Sequence[Verdict], logits_rows: Sequence[torch.Tensor]) -> float:
-    """Mean probability, at temperature 1, of the last token that each row's verifier emitted."""
-    probabilities = []
-    for verdict, logits_NV in zip(verdicts, logits_rows, strict=True):
-        if verdict.emitted.tokens:
-            row_V = logits_NV[verdict.num_accepted].float()
-            probabilities.append(
-                float((row_V[verdict.emitted.tokens[-1]] - row_V.logsumexp(0)).exp())
-            )
-    return sum(probabilities) / len(probabilities)
 
 
 def verify(

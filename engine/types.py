@@ -166,8 +166,6 @@ class StepResult:
         forwards: Every forward in order.
         divergence: D_TV per adjacent pair (``"ngram>target"``), where it was measured.
         draft_entropy: Entropy in nats of the drafter's first law; 0 where it has none.
-        confidence: Probability that the target gave to the last token, where it was measured; 1
-            where not.
         finish_reasons: Per row None, ``eos``, ``stop``, ``length`` or ``context``.
     """
 
@@ -181,7 +179,6 @@ class StepResult:
     forwards: tuple[ForwardCost, ...]
     divergence: dict[str, float]
     draft_entropy: float
-    confidence: float
     finish_reasons: tuple[str | None, ...]
 
     @property

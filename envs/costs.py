@@ -20,8 +20,18 @@ from specgym.envs.layout import Layout
 # A drafter's first forward of an iteration eats what is pending, its others one guess each.
 ROLES = ("draft", "guess", "verify", "catchup")
 BUCKET = 64  # slots: KV lengths of exact mode are multiples of it
+OUTLYING = 6.0  # median deviations from the median
 FEW = 5  # samples below which a cell borrows from its neighbours
-ARRAYS = ("kv_lengths", "seconds", "experts", "seconds_per_expert", "prefill", "overhead", "spread")
+ARRAYS = (
+    "kv_lengths",
+    "baseline",
+    "seconds",
+    "experts",
+    "seconds_per_expert",
+    "prefill",
+    "overhead",
+    "spread",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +75,8 @@ class CostTable:
         members: Names, in the order of the arrays' first axis.
         chains: Chains, the target alone first, in the order of ``overhead`` and ``spread``.
         kv_lengths: KV length of each bucket, ascending, [B].
-        seconds: Median seconds of a forward, [M, R, T, B].
+        baseline: Seconds of no speculation as the environment probes them, [B].
+        seconds: Mean seconds of a forward, hiccups pulled in, [M, R, T, B].
         experts: Mean unique experts per layer behind them, [M, R, T, B].
         seconds_per_expert: What one more unique expert in every layer costs, [M].
         prefill: Seconds of a drafter's prefill: constant, and per token, [M, 2].
@@ -77,6 +88,7 @@ class CostTable:
     members: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
     kv_lengths: np.ndarray
+    baseline: np.ndarray
     seconds: np.ndarray
     experts: np.ndarray
     seconds_per_expert: np.ndarray
@@ -149,7 +161,7 @@ def fit_costs(layout: Layout, iterations: Sequence[MeasuredIteration]) -> CostTa
         ValueError: If no iteration ran without speculation, or a member never ran.
     """
     scaled = at_one_moment(iterations)
-    kv_lengths = np.unique([i.kv_length // BUCKET * BUCKET for i in iterations])
+    kv_lengths = np.unique([floor(iteration.kv_length) for iteration in iterations])
     members = (layout.target, *layout.followers)
     chains = ((layout.target,), *layout.speculative_chains)
     shape = (len(members), len(ROLES), layout.window, len(kv_lengths))
@@ -157,6 +169,7 @@ def fit_costs(layout: Layout, iterations: Sequence[MeasuredIteration]) -> CostTa
         members=members,
         chains=chains,
         kv_lengths=kv_lengths,
+        baseline=np.zeros(len(kv_lengths)),
         seconds=np.zeros(shape),
         experts=np.zeros(shape),
         seconds_per_expert=np.zeros(len(members)),
@@ -164,6 +177,8 @@ def fit_costs(layout: Layout, iterations: Sequence[MeasuredIteration]) -> CostTa
         overhead=np.zeros((len(chains), 2)),
         spread=np.zeros((len(chains), max(layout.k_values) + 1)),
     )
+    for iteration in scaled:  # at one moment there is one baseline for each KV length
+        table.baseline[table.bucket(floor(iteration.kv_length))] = iteration.baseline_seconds
     cells = gather(table, scaled)
     for index, name in enumerate(members):
         fill_member(table, index, cells)
@@ -175,6 +190,11 @@ def fit_costs(layout: Layout, iterations: Sequence[MeasuredIteration]) -> CostTa
         table.overhead[index] = line([i.num_drafted for i in own], rest)
     fill_spread(table, scaled)
     return table
+
+
+def floor(kv_length: int) -> int:
+    """The KV length that stands for a bucket's."""
+    return kv_length // BUCKET * BUCKET
 
 
 def at_one_moment(iterations: Sequence[MeasuredIteration]) -> list[MeasuredIteration]:
@@ -209,7 +229,7 @@ def gather(table: CostTable, iterations: Iterable[MeasuredIteration]) -> Cells:
     cells: Cells = defaultdict(list)
     widest = table.seconds.shape[2]
     for iteration in iterations:
-        bucket = int(table.bucket(iteration.kv_length // BUCKET * BUCKET))
+        bucket = int(table.bucket(floor(iteration.kv_length)))
         for forward in iteration.forwards:
             if not forward.is_prefill:
                 member = table.members.index(forward.member)
@@ -220,7 +240,7 @@ def gather(table: CostTable, iterations: Iterable[MeasuredIteration]) -> Cells:
 
 
 def fill_member(table: CostTable, member: int, cells: Cells) -> None:
-    """Fills a member's part of the table: the slope over unique experts, then medians."""
+    """Fills a member's part of the table: the slope over unique experts, then means."""
     pairs = [
         np.array(samples) - np.median(samples, axis=0)
         for cell, samples in cells.items()
@@ -232,7 +252,7 @@ def fill_member(table: CostTable, member: int, cells: Cells) -> None:
         for tokens, bucket in np.ndindex(table.seconds.shape[2:]):
             samples = lookup(cells, (member, role, tokens, bucket), table.seconds.shape)
             seconds, experts = np.array(samples).T if samples else (np.zeros(1), np.zeros(1))
-            level = np.median(seconds - rise * (experts - experts.mean()))
+            level = steady_mean(seconds - rise * (experts - experts.mean()))
             table.seconds[member, role, tokens, bucket] = level
             table.experts[member, role, tokens, bucket] = experts.mean()
 
@@ -257,6 +277,13 @@ def lookup(
             if found:
                 return found
     return []
+
+
+def steady_mean(values: np.ndarray) -> float:
+    """The mean, values far from the median pulled in: sums must hold, hiccups must not count."""
+    centre = np.median(values)
+    limit = OUTLYING * np.median(np.abs(values - centre))
+    return float(np.clip(values, centre - limit, centre + limit).mean())
 
 
 def slope(deviations: np.ndarray) -> float:
@@ -287,9 +314,9 @@ def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
         centred = xs - xs.mean()
         weight = float((centred**2).sum())
         rise = max(float((centred * ys).sum()) / weight, 0.0) if weight > 1e-9 else 0.0
-        constant = float(np.median(ys - rise * xs))
+        constant = steady_mean(ys - rise * xs)
         residuals = np.abs(ys - constant - rise * xs)
-        keep = residuals <= 4.0 * np.median(residuals) + 1e-12
+        keep = residuals <= OUTLYING * np.median(residuals) + 1e-12
         xs, ys = xs[keep], ys[keep]
     return constant, rise
 
@@ -315,7 +342,7 @@ def robust_deviation(values: Sequence[float]) -> float:
 
 def predict(table: CostTable, iteration: MeasuredIteration) -> float:
     """Seconds that the table gives an iteration whose forwards are known."""
-    bucket = table.bucket(iteration.kv_length // BUCKET * BUCKET)
+    bucket = table.bucket(floor(iteration.kv_length))
     total = float(table.overhead_seconds(iteration.chain, iteration.num_drafted))
     for forward in iteration.forwards:
         if forward.is_prefill:

@@ -232,7 +232,6 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         self.state = None  # stays so where this raises
         started = self.clock.now()
         state = self.rows.start(self.stream, self.clock, self.exact)
-        state.measure_confidence = True
         prefill_seconds = self.clock.now() - started
         self.num_left -= self.batch_size
         self.refresh_baseline(state)
@@ -260,7 +259,6 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         decode_request = self.rows.decode_request(self.request)
         started = self.clock.now()
         state = start(self.pool, [decode_request], self.clock, exact=self.exact)
-        state.measure_confidence = True
         prefill_seconds = self.clock.now() - started
         self.refresh_baseline(state)
         info = {

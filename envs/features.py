@@ -39,7 +39,6 @@ ITERATION_FEATURES = (
 )
 POSITION_FEATURES = (
     *(Feature(name, unit, 0, 1, source) for name, unit, source in TEXT_FEATURES),
-    Feature("target_confidence", "share", 0, 1, "what the target gave the last token; 1 at first"),
     Feature("context_fraction", "share", 0, 1, "tokens so far over the target's context"),
     Feature("budget_fraction", "share", 0, 1, "tokens so far over the budget"),
     Feature("generated", "log tokens", 0, 16, "log(1 + tokens generated)"),

@@ -37,7 +37,6 @@ COLUMNS: dict[str, type] = {
     "experts": np.float32,
     "entropy": np.float32,
     "divergence": np.float32,
-    "confidence": np.float32,
     "uses": np.bool_,
     "lag_after": np.int16,
     "spread": np.float32,
@@ -160,7 +159,6 @@ def split_seconds(tables: TraceTables, layout: Layout, costs: CostTable) -> dict
         "middle_seconds": middle,
         "target_seconds": tables.verify_seconds - middle,
         "overhead_seconds": tables.seconds - tables.draft_seconds - tables.verify_seconds,
-        "confidence": tables.trace.confidence,
     }
 
 
@@ -181,16 +179,13 @@ def position_table(trace: Trace, layout: Layout) -> np.ndarray:
     num_prompt, limit = len(trace.prompt), layout.context_limits[layout.target]
     classes, prompt = trace.classes.tolist(), trace.prompt.tolist()
     text = TextFeatures(prompt, classes[num_prompt - 1], layout.ngram_window)
-    rows, confidence = [], 1.0
+    rows = []
     for generated in range(len(trace) + 1):
         rows.append(
-            position_values(
-                text.values(), confidence, len(text), generated, trace.max_new_tokens, limit
-            )
+            position_values(text.values(), len(text), generated, trace.max_new_tokens, limit)
         )
         if generated < len(trace):
             text.push(int(trace.output[generated]), classes[num_prompt + generated])
-            confidence = float(trace.confidence[generated])
     low = [feature.low for feature in POSITION_FEATURES]
     high = [feature.high for feature in POSITION_FEATURES]
     return np.array(rows, dtype=np.float32).clip(low, high).astype(np.float32)

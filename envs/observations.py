@@ -28,7 +28,6 @@ STATISTICS = (
     "rounds_since",
     "unique_experts",
     "draft_entropy",
-    "confidence",
     "last",
 )
 
@@ -59,7 +58,6 @@ class Observer:
         self.rounds_since = dict.fromkeys(self.chains, NEVER)
         self.unique_experts = 1.0
         self.draft_entropy = 0.0
-        self.confidence = 1.0
         self.last = (1.0, 0.0, 0.0, 0.0)
 
     def statistics(self) -> dict[str, Any]:
@@ -80,7 +78,6 @@ class Observer:
         )
         num_tokens = result.num_tokens / result.num_active
         self.last = (utility, num_tokens, float(plan.k), float(rejected))
-        self.confidence = result.confidence
         self.unique_experts = ema(self.unique_experts, experts)
         for chain in self.rounds_since:
             self.rounds_since[chain] += 1
@@ -114,7 +111,6 @@ class Observer:
         tokens, num_generated = state.tokens[row], state.num_generated(row)
         return position_values(
             self.reader.read(row, tokens, len(state.requests[row].prompt)),
-            self.confidence if num_generated else 1.0,
             len(tokens),
             num_generated,
             state.budgets[row],
@@ -145,7 +141,6 @@ class Observer:
 
 def position_values(
     text: Sequence[float],
-    confidence: float,
     num_tokens: int,
     num_generated: int,
     budget: int,
@@ -154,7 +149,6 @@ def position_values(
     """The entries of ``POSITION_FEATURES`` at one position of a text."""
     return (
         *text,
-        confidence,
         num_tokens / context_limit,
         num_generated / max(budget, 1),
         math.log1p(num_generated),

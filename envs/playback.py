@@ -107,7 +107,6 @@ class Playback:
             forwards=tuple(forwards),
             divergence=divergence,
             draft_entropy=float(columns["entropy"][here]),
-            confidence=float(columns["confidence"][self.row - 1]),
             finish_reasons=(self.trace.finish_reason if self.is_finished else None,),
         )
 

@@ -224,7 +224,6 @@ class Walk:
             "entropy": np.array([s.entropy for s in self.sights], np.float32),
             "divergence": np.zeros((*shape, layout.max_proposed), np.float16),
             "experts": self.experts(),
-            "confidence": self.confidence(count, onward),
         }
         for position, sight in enumerate(self.sights):
             path = onward[position : position + layout.max_proposed]
@@ -241,12 +240,6 @@ class Walk:
                     rows = distances(below, above, matched)
                     tables["divergence"][position, index, level, : len(rows)] = rows
         return tables
-
-    def confidence(self, count: int, onward: list[int]) -> np.ndarray:
-        """Probability of each output token under the target's law, float32 [N]."""
-        logits_NV = torch.stack(self.target_logits[:count]).float()
-        chosen_N = logits_NV.gather(1, torch.tensor(onward[:count])[:, None].to(logits_NV.device))
-        return (chosen_N[:, 0] - logits_NV.logsumexp(dim=-1)).exp().cpu().numpy()
 
     def experts(self) -> np.ndarray:
         """Mean unique experts of the target's verifications, float16 [N, C, W + 1]."""

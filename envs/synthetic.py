@@ -82,7 +82,6 @@ def synthetic_trace(layout: Layout, index: int, num_tokens: int, rng: np.random.
         entropy=rng.gamma(2.0, 0.5, (count, len(layout.drafters))).astype(np.float32),
         divergence=rng.random((*shape, layout.max_proposed)).astype(np.float16),
         experts=synthetic_experts(layout, count, rng),
-        confidence=rng.random(count).astype(np.float32),
         classes=rng.integers(0, 16, len(text)).astype(np.uint8),
     )
 
@@ -148,6 +147,7 @@ def synthetic_costs(layout: Layout) -> CostTable:
         members=members,
         chains=chains,
         kv_lengths=np.array([64]),
+        baseline=own[:1] + 2e-4,
         seconds=seconds,
         experts=experts,
         seconds_per_expert=np.where(np.arange(len(members)) == 0, 3e-4, 0.0),

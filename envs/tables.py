@@ -35,7 +35,7 @@ class TraceTables:
         draft_seconds: Of the forwards that draft, [N, A].
         verify_seconds: Of those that verify, [N, A].
         seconds: Of an iteration in which no follower lags, [N, A].
-        baseline: Seconds of no speculation, [N].
+        baseline: Seconds of no speculation as they were probed, [N].
         kv_length: Slots that the target attends to, [N].
         experts: Unique experts over a single token's, [N, A]; 1 for dense targets.
         entropy: Nats of the drafter's first law, [N, A].
@@ -299,7 +299,7 @@ class Maker:
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             seconds=seconds,
-            baseline=seconds[:, 0].copy(),
+            baseline=self.costs.baseline[self.bucket],
             kv_length=self.kv_length,
             experts=self.experts,
             entropy=self.entropy,

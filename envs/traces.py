@@ -34,7 +34,6 @@ ARRAYS: dict[str, tuple[type, str]] = {
     "entropy": (np.float32, "ND"),
     "divergence": (np.float16, "NCVW"),
     "experts": (np.float16, "NCX"),
-    "confidence": (np.float32, "N"),
     "classes": (np.uint8, "T"),
 }
 LABELS = ("request_id", "category", "split", "finish_reason", "max_new_tokens")
@@ -64,7 +63,6 @@ class Trace:
             rejection.
         experts: Mean unique experts per layer when the target verifies the first j tokens that
             may be proposed to it, [N, C, W + 1]; 0 for dense targets.
-        confidence: Probability that the target gave to each output token, [N].
         classes: Lexical classes of each token of prompt and output, [T], as bits.
     """
 
@@ -81,7 +79,6 @@ class Trace:
     entropy: np.ndarray
     divergence: np.ndarray
     experts: np.ndarray
-    confidence: np.ndarray
     classes: np.ndarray
 
     def __len__(self) -> int:

@@ -68,7 +68,6 @@ def test_a_step_result_sums_over_rows_and_levels():
         forwards=tuple(costs),
         divergence={},
         draft_entropy=0.0,
-        confidence=1.0,
         finish_reasons=(None, "eos", None),
     )
     assert (result.num_tokens, result.num_drafted, result.num_accepted) == (4, 5, 2)

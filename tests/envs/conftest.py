@@ -149,6 +149,7 @@ def counting_costs(pool, layout, spread=0.1):
         members=names,
         chains=chains,
         kv_lengths=np.array([64]),
+        baseline=own[:1],
         seconds=seconds,
         experts=np.zeros_like(seconds),
         seconds_per_expert=np.zeros(len(names)),

@@ -40,7 +40,7 @@ def make_trace(name="r", num_prompt=5, length=7, seed=0, split="train"):
 
 
 def make_costs():
-    sizes = {"kv_lengths": (1,), "seconds": (3, 4, 8, 1), "experts": (3, 4, 8, 1)}
+    sizes = {"kv_lengths": (1,), "baseline": (1,), "seconds": (3, 4, 8, 1), "experts": (3, 4, 8, 1)}
     sizes |= {"seconds_per_expert": (3,), "prefill": (3, 2), "overhead": (3, 2), "spread": (3, 4)}
     arrays = {name: np.full(size, 2.0) for name, size in sizes.items()}
     return CostTable(("target", "small", "mid"), (("target",), *LAYOUT.chains), **arrays)
@@ -163,6 +163,6 @@ def test_levels_follow_by_prefix(matches, drafted, proposed, accepted):
 
 
 def test_arrays_must_go_together(traces):
-    trace = dataclasses.replace(traces.traces[0], confidence=np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match=r"confidence of trace 'r'.*\(7,\)"):
+    trace = dataclasses.replace(traces.traces[0], entropy=np.zeros((3, 2), np.float32))
+    with pytest.raises(ValueError, match=r"entropy of trace 'r'.*\(7, 2\)"):
         check_trace(trace, LAYOUT)
