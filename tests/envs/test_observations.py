@@ -25,9 +25,7 @@ def assert_valid(env, observation):
 def step_result(chain, k, proposed, accepted, entropy=0.0):
     plan = Plan(tuple(chain.split(">")), k)
     tokens = ((1,) * (accepted[-1] + 1),) if accepted else ((1,),)
-    return StepResult(
-        plan, plan, "", tokens, proposed, accepted, 1.0, (), {}, entropy, 1.0, (None,)
-    )
+    return StepResult(plan, plan, "", tokens, proposed, accepted, 1.0, (), {}, entropy, (None,))
 
 
 def test_the_table_names_every_entry_once_with_unit_bounds_and_source(pool):

@@ -8,10 +8,9 @@ from specgym.envs.vector_replay import VectorReplay
 
 def play(venv, num_steps, action=1):
     """Steps with one action; observations and the infos of ended episodes."""
-    observations, ended = [venv.reset()], []
+    observations, ended = [venv.reset(0)], []
     for _ in range(num_steps):
-        venv.step_async(np.full(venv.num_envs, action))
-        seen, _, ends, infos = venv.step_wait()
+        seen, _, ends, infos = venv.step(np.full(venv.num_envs, action))
         observations.append(seen)
         ended += [(row, infos[row]) for row in np.flatnonzero(ends)]
     return np.array(observations), ended
@@ -19,7 +18,6 @@ def play(venv, num_steps, action=1):
 
 def test_an_episode_tells_its_seconds(library):
     venv = VectorReplay(library, 3, reward=lambda tokens, seconds, baseline: -seconds)
-    venv.seed(0)
     _, ended = play(venv, 60)
     assert len(ended) > 3
     for _, info in ended:
@@ -30,7 +28,6 @@ def test_statistics_are_forgotten_after_so_many_requests(library):
     begun = {}
     for forget_after in (None, 2):
         venv = VectorReplay(library, 1, forget_after=forget_after)
-        venv.seed(0)
         observations, ended = play(venv, 120)
         fresh = observations[0]
         names = [feature.name for feature in venv.features]
