@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from specgym.engine.pool import ModelPool
+from specgym.engine.timing import Baseline
 from specgym.envs.costs import MeasuredForward, MeasuredIteration, fit_costs
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.layout import Layout
@@ -181,6 +182,7 @@ class Recording:
             max_new_tokens=config.max_new_tokens,
             exact=config.exact,
             clock=config.clock,
+            baseline=Baseline(every=8, window=3),  # close by: the machine's speed wanders
         )
         self.layout = Layout.of(pool)
         self.requests = choose(config)
