@@ -9,12 +9,11 @@ import dataclasses
 
 import numpy as np
 
+from specgym.engine.decoding import KV_ROUNDING
 from specgym.engine.types import Plan
 from specgym.envs.costs import CostTable
 from specgym.envs.layout import Layout
-from specgym.envs.traces import Trace
-
-KV_ROUNDING = 64
+from specgym.envs.traces import Trace, accepted_per_level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,17 +136,17 @@ class Maker:
         num_drafted = np.minimum(self.trace.num_proposed[:, drafter].astype(np.int64), plan.k)
         runs = num_drafted > 0
         self.executed[runs, action] = action
-        offered = num_drafted
-        for level in range(plan.num_verifiers):
-            accepted = np.minimum(offered, self.trace.matches[:, chain, level])
+        matches = self.trace.matches[:, chain, : plan.num_verifiers].astype(np.int64)
+        for level, (offered, accepted) in enumerate(
+            zip(*accepted_per_level(matches.T, num_drafted), strict=True)
+        ):
             self.proposed[:, action, level] = offered
             self.accepted[:, action, level] = accepted
             self.divergence[:, action, level] = self.mean_divergence(
                 chain, level, accepted, offered
             )
-            offered = accepted + 1
         left = len(self.trace) - np.arange(len(self.trace))
-        self.tokens[:, action] = np.minimum(offered, left)
+        self.tokens[:, action] = np.minimum(accepted + 1, left)
         self.entropy[:, action] = self.trace.entropy[:, drafter]
         self.fill_costs(action, plan, chain, num_drafted)
         self.follow(action, plan, drafter, num_drafted)

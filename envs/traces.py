@@ -90,7 +90,9 @@ class Trace:
         return f"trace {self.request_id!r}"
 
 
-def accepted_per_level(matches: Sequence[int], num_drafted: int) -> tuple[list[int], list[int]]:
+def accepted_per_level(
+    matches: Sequence[int] | np.ndarray, num_drafted: int | np.ndarray
+) -> tuple[list[Any], list[Any]]:
     """Tokens proposed to and accepted by each verifier when this many are drafted.
 
     With a the match of the drafts with the first verifier's own path and b the match of that path
@@ -98,14 +100,15 @@ def accepted_per_level(matches: Sequence[int], num_drafted: int) -> tuple[list[i
     decoding.
 
     Args:
-        matches: Of one position and chain, for its verifiers only.
-        num_drafted: At most what the trace was recorded with.
+        matches: Of a chain, one entry per verifier: of one position, or of all, [V, N].
+        num_drafted: At most what the trace was recorded with; of one position, or of all, [N].
     """
-    proposed, accepted = [], []
+    proposed: list[Any] = []
+    accepted: list[Any] = []
     offered = num_drafted
     for match in matches:
         proposed.append(offered)
-        accepted.append(min(offered, int(match)))
+        accepted.append(np.minimum(offered, match))
         offered = accepted[-1] + 1
     return proposed, accepted
 

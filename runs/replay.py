@@ -18,13 +18,13 @@ from specgym.baselines.references import References, best_fixed, check_ordering,
 from specgym.baselines.regret import headroom_share, regret
 from specgym.envs.library import TraceLibrary
 from specgym.envs.replay import ReplayEnv
-from specgym.envs.tables import TraceTables, make_tables
 from specgym.envs.traces import Trace, TraceSet, load_traces
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import Controller, begin_request, run_steps
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
+from specgym.runs.yardstick import make_problem
 
 BEST_FIXED = "best fixed, training"
 HINDSIGHT = "best fixed, hindsight"
@@ -126,21 +126,6 @@ def play(env: ReplayEnv, controller: Controller, trace: Trace) -> list[int]:
     return [action for action, _, _ in run_steps(env, controller, observation, info)]
 
 
-def problem_of(tables: TraceTables) -> DecisionProblem:
-    """A trace's tables as the decision problem that references are solved on."""
-    return DecisionProblem(
-        tokens=tables.tokens,
-        seconds=tables.seconds,
-        allowed=tables.allowed,
-        uses=tables.uses,
-        lag_after=tables.lag_after.astype(np.int64),
-        catchup=tables.catchup,
-        prefill=tables.prefill,
-        baseline=tables.baseline,
-        name=tables.trace.request_id,
-    )
-
-
 class Arena:
     """Controllers and references on the same requests, one request at a time.
 
@@ -150,9 +135,7 @@ class Arena:
     """
 
     def __init__(self, traces: TraceSet, config: ReplayConfig):
-        assert traces.costs is not None
-        self.config, self.layout, self.costs = config, traces.layout, traces.costs
-        self.exact, self.pool = bool(traces.about["exact"]), pool_of(traces)
+        self.config, self.recorded = config, traces
         self.names = [plan.name for plan in traces.layout.plans()]
         self.traces = traces.part(config.split).traces
         training = [self.problem(trace) for trace in traces.traces if trace.split == "train"]
@@ -164,7 +147,7 @@ class Arena:
 
     def problem(self, trace: Trace) -> DecisionProblem:
         """A trace as a decision problem."""
-        return problem_of(make_tables(trace, self.layout, self.costs, exact=self.exact))
+        return make_problem(self.recorded, trace, self.recorded.layout.k_values)
 
     def add(self, trace: Trace, played: Mapping[str, Sequence[int]]) -> None:
         """Takes a request in: what each controller did, and what was possible."""
@@ -231,7 +214,7 @@ class Arena:
         plans = references.best_fixed_by([row["category"] for row in self.rows])
         return {
             "schema": SCHEMA,
-            "pool": self.pool,
+            "pool": pool_of(self.recorded),
             "split": self.config.split,
             "requests": list(references.names),
             "subject": subject,

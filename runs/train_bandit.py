@@ -14,7 +14,7 @@ from specgym.envs.replay import ReplayEnv
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
 from specgym.runs.folder import open_run
-from specgym.runs.loop import DIVERGENCE_EVERY, Controller
+from specgym.runs.loop import DIVERGENCE_EVERY, Controller, run_steps
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining
 
 STATE_FILE = "state.npz"
@@ -85,11 +85,5 @@ def play_request(env: ReplayEnv, controller: Controller, seed: int | None) -> fl
     every = DIVERGENCE_EVERY if controller.needs_divergence else 0
     observation, info = env.reset(seed=seed, options={"divergence_every": every})
     controller.begin({key: info[key] for key in ("request_id", "num_prompt", "max_new_tokens")})
-    seconds, done = 0.0, False
-    while not done:
-        action = controller.act(observation, info["action_mask"])
-        observation, reward, terminated, truncated, info = env.step(action)
-        controller.observe(action, reward, info)
-        seconds += info["iter_seconds"]
-        done = terminated or truncated
-    return seconds
+    steps = run_steps(env, controller, observation, info)
+    return sum(info["iter_seconds"] for _, _, info in steps)

@@ -7,10 +7,10 @@ import pytest
 
 from specgym.baselines.references import solve_references
 from specgym.envs.synthetic import synthetic_traces
-from specgym.envs.tables import make_tables
 from specgym.envs.traces import save_traces
 from specgym.runs.cli import main
-from specgym.runs.replay import paired, problem_of, resamples
+from specgym.runs.replay import paired, resamples
+from specgym.runs.yardstick import make_problem
 
 CONTROLLERS = "none,static:ngram@2,test-and-set,ucb"
 
@@ -51,7 +51,7 @@ def test_references_are_in_order_and_in_the_table(figures):
 def test_a_fixed_plan_played_is_the_fixed_plan_computed(figures, traces):
     """The environment and the references agree on what a plan costs."""
     problems = [
-        problem_of(make_tables(trace, traces.layout, traces.costs))
+        make_problem(traces, trace, traces.layout.k_values)
         for trace in traces.part("held-out").traces
     ]
     references = solve_references(problems)
