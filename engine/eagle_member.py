@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import fold_mask, last_rows, linear, pad_tokens, widen
+from specgym.engine.kernels import fold_mask, last_rows, pad_tokens, widen
 from specgym.engine.lean_eagle import LeanEagle, Rotation
+from specgym.engine.linears import is_rowwise, linear, stream_dtype
+from specgym.engine.members import num_computed
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 CAUSAL_ROWS = 16  # longest window whose mask is looked up
@@ -123,7 +125,10 @@ class EagleMember:
         self.device, self.dtype = rows.device, rows.dtype
         own = None if checkpoint.embedding is None else complete(checkpoint, rows)
         self.embedding = rows if own is None else own.to(self.device, self.dtype)
-        self.lean = LeanEagle(checkpoint.head.to(self.device, self.dtype))
+        self.stream = stream_dtype(rows)
+        head = checkpoint.head.to(self.device, self.dtype)
+        self.is_rowwise = is_rowwise(p for p in head.parameters() if p.dim() > 1)
+        self.lean = LeanEagle(head)
         num_heads = shape.config.num_attention_heads
         self.groups = num_heads // (shape.config.num_key_value_heads or num_heads)
         draft_ids = checkpoint.draft_ids
@@ -180,7 +185,8 @@ class EagleMember:
             name=self.name,
             aligned=aligned,
         )
-        memory.factors = self.lean.factors(num_slots, self.context_limit, self.embedding)
+        like = self.embedding.to(self.stream)
+        memory.factors = self.lean.factors(num_slots, self.context_limit, like)
         return memory
 
     @torch.inference_mode()
@@ -199,7 +205,7 @@ class EagleMember:
             memory: The rows' cache, an ``EagleMemory``.
             fed: Tokens of each row; where the features of a token's predecessor are unknown, it
                 must be the row's only one.
-            num_rows: Rows of the token dimension, pads included; None takes the longest row.
+            num_rows: As ``ModelMember.forward`` takes it.
             need_logits: False spares the vocabulary head.
             last_only: Leaves the logits as its vocabulary head gives them.
 
@@ -209,11 +215,12 @@ class EagleMember:
         """
         assert isinstance(memory, EagleMemory)
         counts = [len(tokens) for tokens in fed]
-        width = num_rows or max(counts)
+        width = self.num_computed(counts, num_rows)
         memory.make_room(width)
-        mask = memory.bias(counts, width)
+        mask = memory.bias(counts, num_rows or width)
         folded_mask = None if mask is None else fold_mask(mask, self.groups)
-        embeds = F.embedding(pad_tokens(fed, width, self.device), self.embedding)
+        tokens_BT = pad_tokens(fed, width, self.device)
+        embeds = F.embedding(tokens_BT, self.embedding).to(self.stream)
         taken = self.taken(memory, counts, width)
         rotation = memory.rotation(width)
         hidden_BTH = self.lean(embeds, taken, rotation, folded_mask, memory)
@@ -227,6 +234,10 @@ class EagleMember:
         logits = self.vocab_head(self.lean.before_head(memory.guess_B1H))
         return logits if last_only else widen(logits, self.draft_ids, self.vocab_size)
 
+    def num_computed(self, counts: Sequence[int], num_rows: int | None) -> int:
+        """Rows of the token dimension that a window of fixed width is really computed with."""
+        return num_computed(counts, num_rows, self.is_rowwise)
+
     def taken(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
         """What stands for features at each position of a window, [B, T, hidden]."""
         guessing = [
@@ -239,7 +250,7 @@ class EagleMember:
         assert all(counts[row] == 1 for row in guessing)
         if guess_B1H is not None and len(guessing) == sum(map(bool, counts)):
             return F.pad(guess_B1H, (0, 0, 0, width - 1)) if width > 1 else guess_B1H
-        taken = self.lean.take_in(self.read(memory, counts, width))
+        taken = self.lean.take_in(self.read(memory, counts, width).to(self.stream))
         if guess_B1H is not None and guessing:
             taken[guessing, 0] = guess_B1H[guessing, 0]
         return taken

@@ -1,109 +1,19 @@
-"""Speed only, never semantics: packed CPU linears and a lean forward for Llama-shaped models.
+"""The lean forward of Llama-shaped models: speed only, never semantics.
 
 Legend: B batch, T tokens, H query heads, G key/value heads, D head size, S attended slots.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specgym.engine.linears import linear, stream_dtype
 from specgym.engine.transfer import to_device
-
-logger = logging.getLogger(__name__)
-PACKED_ROWS = 8  # rows the packed layout is tuned for: the default window of exact mode
-
-
-@functools.cache
-def packing_works(dtype: torch.dtype) -> bool:
-    """Whether this processor and this torch build can pack linears of this type."""
-    if dtype != torch.bfloat16:
-        return False
-    try:
-        weight = torch.randn(32, 64).to(dtype)
-        rows = torch.randn(2, 64).to(dtype)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-        result = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
-        works = torch.allclose(result.float(), F.linear(rows, weight).float(), atol=0.5)
-    except (AttributeError, RuntimeError) as error:
-        logger.warning("packed linears are not to be had here, plain ones are used: %s", error)
-        return False
-    if not works:
-        logger.warning("packed linears give wrong numbers here, plain ones are used")
-    return works
-
-
-class PackedLinear(nn.Module):
-    """A linear layer whose weight lies in the layout the CPU's kernels read fastest.
-
-    Measured: twice the bytes per second of ``F.linear`` on bf16 (``specgym bench decode``). The
-    weight cannot be read back; the module is for inference only.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(
-            weight.detach().contiguous(), PACKED_ROWS
-        )
-        self.bias = None if bias is None else bias.detach()
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows @ weight.T + bias``, [..., in_features] -> [..., out_features]."""
-        if torch.compiler.is_compiling():
-            return packed_linear(rows, self.packed, self.bias, self.out_features)
-        return torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-
-
-@torch.library.custom_op("specgym::packed_linear", mutates_args=())
-def packed_linear(
-    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
-) -> torch.Tensor:
-    """A packed linear as one piece: torch's compiler wants to pack the weight itself."""
-    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-
-
-@packed_linear.register_fake
-def packed_linear_shape(
-    rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int
-) -> torch.Tensor:
-    """What comes out, without numbers."""
-    return rows.new_empty((*rows.shape[:-1], out_features))
-
-
-def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
-    """The fastest callable for a linear layer on the weight's device and type."""
-    if weight.device.type == "cpu" and packing_works(weight.dtype):
-        return PackedLinear(weight, bias)
-    return functools.partial(F.linear, weight=weight, bias=bias)
-
-
-def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether it is torch's own linear over a weight of numbers: not quantised, not adapted.
-
-    Quantised linears may be another class, or torch's own over a weight of another class.
-    """
-    return type(module) is nn.Linear and type(module.weight) is nn.Parameter
-
-
-def pack_linears(model: nn.Module) -> int:
-    """Replaces the model's linears by packed ones; returns how many.
-
-    The unpacked copies are dropped; an embedding tied to the head keeps its own weight.
-    """
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if is_plain_linear(child) and packing_works(child.weight.dtype):
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
-                count += 1
-    return count
 
 
 class KeyValues(Protocol):
@@ -147,7 +57,6 @@ class LeanLlama:
             raise ValueError(
                 "model: its layers were taken over by another member; load a model for each"
             )
-        self.eps = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or (
@@ -156,11 +65,12 @@ class LeanLlama:
         self.hidden_size = config.hidden_size
         self.layer_types: Sequence[str] = getattr(config, "layer_types", None) or ()
         self.embedding = model.model.embed_tokens.weight
+        self.stream = stream_dtype(self.embedding)
         self.rotary = model.model.rotary_emb
-        self.final_norm = model.model.norm.weight
+        self.final_norm = Norm(model.model.norm.weight, config.rms_norm_eps)
         make, project = feed_forward or FeedForward, project or fuse_qkv
         self.layers = [
-            LeanLayer(layer, project(layer.self_attn), make(layer.mlp))
+            LeanLayer(layer, project(layer.self_attn), make(layer.mlp), config.rms_norm_eps)
             for layer in model.model.layers
         ]
         self.head = linear(model.lm_head.weight, model.lm_head.bias)
@@ -191,9 +101,10 @@ class LeanLlama:
     ) -> list[torch.Tensor]:
         """Hidden states [B, T, hidden] in front of the tapped layers, then those of the head.
 
-        The mask is additive; one per layer type where a model mixes them.
+        The mask is additive; one per layer type where a model mixes them. It may have more rows
+        than there are tokens, see ``attend_folded``.
         """
-        x = F.embedding(tokens_BT, self.embedding)
+        x = F.embedding(tokens_BT, self.embedding).to(self.stream)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
         masks = self.fold(mask_B1TS)
         tapped = []
@@ -201,9 +112,8 @@ class LeanLlama:
             if index in taps:
                 tapped.append(x)
             x = x + self.attend(layer, x, (cos, sin), masks[index], cache, index)
-            normed = F.rms_norm(x, (self.hidden_size,), layer.mlp_norm, self.eps)
-            x = x + layer.feed_forward(normed)
-        return [*tapped, F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps)]
+            x = x + layer.feed_forward(layer.mlp_norm(x))
+        return [*tapped, self.final_norm(x)]
 
     def fold(self, mask: torch.Tensor | Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """The mask of each layer, as ``attend_folded`` takes it; alike layers share it."""
@@ -225,28 +135,56 @@ class LeanLlama:
         """The attention block's output, [B, T, hidden]."""
         B, T, _ = x.shape
         G, D = self.num_kv_heads, self.head_dim
-        states = layer.qkv(F.rms_norm(x, (self.hidden_size,), layer.attention_norm, self.eps))
+        states = layer.qkv(layer.attention_norm(x))
         states = states.view(B, T, self.num_heads + 2 * G, D)
-        rotated = rotate(states[:, :, : self.num_heads + G], *rotation)
+        dtype = self.embedding.dtype
+        rotated = rotate(states[:, :, : self.num_heads + G], *rotation).to(dtype)
         keys, values = cache.update(
             rotated[:, :, self.num_heads :].transpose(1, 2),
-            states[:, :, self.num_heads + G :].transpose(1, 2),
+            states[:, :, self.num_heads + G :].to(dtype).transpose(1, 2),
             index,
         )
         queries = rotated[:, :, : self.num_heads]
-        mixed = attend_folded(queries, keys, values, folded_mask)
+        mixed = attend_folded(queries, keys, values, folded_mask).to(x.dtype)
         return layer.output(mixed.reshape(B, T, self.num_heads * D))
 
 
 class LeanLayer:
     """One decoder layer's weights, fused and packed; the original linears are let go."""
 
-    def __init__(self, layer: Any, qkv: Callable, feed_forward: Callable):
-        self.attention_norm = layer.input_layernorm.weight
-        self.mlp_norm = layer.post_attention_layernorm.weight
+    def __init__(self, layer: Any, qkv: Callable, feed_forward: Callable, eps: float):
+        self.attention_norm = Norm(layer.input_layernorm.weight, eps)
+        self.mlp_norm = Norm(layer.post_attention_layernorm.weight, eps)
         self.qkv = qkv
         self.output = fuse(layer.self_attn.o_proj)
         self.feed_forward = feed_forward
+
+
+class Norm:
+    """An RMS norm over the last dimension, in the type of the hidden states between linears.
+
+    Where bf16 weights meet states in float32, it is four small operations in place of six: the
+    root of sum(x^2) + n eps is the hypotenuse of the vector's length and the root of n eps.
+
+    Args:
+        weight: Factor of each entry, [..., n].
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float):
+        self.weight, self.eps = weight.detach().to(stream_dtype(weight)), eps
+        self.size = weight.shape[-1]
+        self.scaled: torch.Tensor | None = None
+        if self.weight.dtype != weight.dtype:
+            self.scaled = self.weight * self.size**0.5
+            self.short = self.weight.new_tensor((self.size * eps) ** 0.5)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The normed states, [..., n]."""
+        if self.scaled is None:
+            return F.rms_norm(x, (self.size,), None, self.eps) * self.weight
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.mul(x, self.scaled).div_(torch.hypot(length, self.short))
 
 
 class FeedForward:
@@ -313,13 +251,18 @@ def attend_folded(
 ) -> torch.Tensor:
     """Mixed values [B, T, H, D] of queries [B, T, H, D] over keys and values [B, G, S, D].
 
-    The query heads that share a key/value head are folded into the token dimension.
+    The query heads that share a key/value head are folded into the token dimension. Where the mask
+    has rows for more queries than there are, zeros are put in their place: the only operation of a
+    layer that must have a fixed shape for a row's bits to be fixed.
     """
     B, T, H, D = queries.shape
     G = keys.shape[1]
-    folded = queries.reshape(B, T, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, -1, D)
+    N = T if folded_mask is None else folded_mask.shape[2] // (H // G)
+    if N > T:
+        queries = F.pad(queries, (0, 0, 0, 0, 0, N - T))
+    folded = queries.reshape(B, N, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, -1, D)
     mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=folded_mask)
-    return mixed.view(B, G, H // G, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H, D)
+    return mixed.view(B, G, H // G, N, D)[:, :, :, :T].permute(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

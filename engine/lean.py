@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers import (
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -23,7 +22,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from specgym.engine.kernels import FeedForward, LeanLlama, fuse_qkv, is_plain_linear, linear
+from specgym.engine.kernels import FeedForward, LeanLlama, Norm, fuse_qkv
+from specgym.engine.linears import is_plain_linear, linear
 from specgym.engine.moe import dispatch_experts
 
 
@@ -37,20 +37,19 @@ class NormedHeads:
     def __init__(self, attention: Any):
         self.linear = fuse_qkv(attention)
         self.head_dim = attention.head_dim
-        self.eps = attention.q_norm.variance_epsilon
         norms = ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm))
         weights = [
-            norm.weight.detach().expand(proj.out_features // self.head_dim, -1)
-            for proj, norm in norms
+            norm.weight.expand(proj.out_features // self.head_dim, -1) for proj, norm in norms
         ]
-        self.weights_HD = torch.cat(weights)  # the key heads' rows follow the query heads'
+        # The key heads' rows follow the query heads'.
+        self.norm = Norm(torch.cat(weights), attention.q_norm.variance_epsilon)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The states in front of the rotation, [..., (H + 2G) D]."""
         states = self.linear(x)
         heads = states.view(*states.shape[:-1], -1, self.head_dim)
-        normed = heads[..., : len(self.weights_HD), :]
-        normed.copy_(F.rms_norm(normed, (self.head_dim,), None, self.eps) * self.weights_HD)
+        normed = heads[..., : len(self.norm.weight), :]
+        normed.copy_(self.norm(normed))
         return states
 
 
@@ -63,18 +62,17 @@ class NormedProjections:
 
     def __init__(self, attention: Any):
         self.linear = fuse_qkv(attention)
-        self.query_norm = attention.q_norm.weight.detach()
-        self.key_norm = attention.k_norm.weight.detach()
-        self.eps = attention.q_norm.variance_epsilon
-        self.sizes = [len(self.query_norm), len(self.key_norm), attention.v_proj.out_features]
+        eps = attention.q_norm.variance_epsilon
+        self.query_norm = Norm(attention.q_norm.weight, eps)
+        self.key_norm = Norm(attention.k_norm.weight, eps)
+        sizes = self.query_norm.size, self.key_norm.size
+        self.sizes = [*sizes, attention.v_proj.out_features]
         self.clip = attention.config.clip_qkv
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The states in front of the rotation, [..., (H + 2G) D]."""
         queries, keys, values = self.linear(x).split(self.sizes, dim=-1)
-        queries = F.rms_norm(queries, self.query_norm.shape, self.query_norm, self.eps)
-        keys = F.rms_norm(keys, self.key_norm.shape, self.key_norm, self.eps)
-        states = torch.cat((queries, keys, values), dim=-1)
+        states = torch.cat((self.query_norm(queries), self.key_norm(keys), values), dim=-1)
         return states if self.clip is None else states.clamp_(-self.clip, self.clip)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleHead, EagleLayer
-from specgym.engine.kernels import FeedForward, attend_folded, fuse, fuse_qkv, rotate
+from specgym.engine.kernels import FeedForward, Norm, attend_folded, fuse, fuse_qkv, rotate
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,16 +26,16 @@ class LeanEagle:
 
     def __init__(self, head: EagleHead):
         self.is_wide = head.shape.is_wide
-        self.eps = head.shape.config.rms_norm_eps
+        eps = head.shape.config.rms_norm_eps
         self.rotary = head.rotary
         self.join = fuse(head.fc)
         first = [head.midlayer] if self.is_wide else []
         self.layers = [
-            LeanEagleLayer(layer, self.eps)
+            LeanEagleLayer(layer, eps)
             for layer in (*first, *head.layers.values())
             if isinstance(layer, EagleLayer)
         ]
-        self.final_norm = head.norm.weight.detach() if self.is_wide else None
+        self.final_norm = Norm(head.norm.weight, eps) if self.is_wide else None
 
     def factors(self, num_positions: int, limit: int, like: torch.Tensor) -> Rotation:
         """Rotary factors [S, 1, D] of positions from 0 on; those past ``limit`` have the last's."""
@@ -73,9 +72,7 @@ class LeanEagle:
 
     def before_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the vocabulary head reads of an output."""
-        if self.final_norm is None:
-            return hidden
-        return F.rms_norm(hidden, self.final_norm.shape, self.final_norm, self.eps)
+        return hidden if self.final_norm is None else self.final_norm(hidden)
 
 
 class LeanEagleLayer:
@@ -89,12 +86,12 @@ class LeanEagleLayer:
     def __init__(self, layer: EagleLayer, eps: float):
         attention = layer.self_attn
         self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
-        self.head_dim, self.eps = attention.head_dim, eps
+        self.head_dim = attention.head_dim
         self.is_wide = layer.hidden_norm is not None
         norms = [layer.input_layernorm, layer.hidden_norm]
         weights = [norm.weight.detach() for norm in norms if isinstance(norm, nn.RMSNorm)]
-        self.input_norms = torch.stack(weights) if weights else None
-        self.mlp_norm = layer.post_attention_layernorm.weight.detach()
+        self.input_norms = Norm(torch.stack(weights), eps) if weights else None
+        self.mlp_norm = Norm(layer.post_attention_layernorm.weight, eps)
         self.qkv = fuse_qkv(attention)
         self.output = fuse(attention.o_proj)
         self.feed_forward = FeedForward(layer.mlp)
@@ -109,26 +106,25 @@ class LeanEagleLayer:
         index: int,
     ) -> torch.Tensor:
         """The layer's output, [B, T, hidden]."""
-        B, T, size = hidden.shape
+        B, T, _ = hidden.shape
         H, G = self.num_heads, self.num_kv_heads
         states = self.qkv(self.normed(embeds, hidden)).view(B, T, H + 2 * G, self.head_dim)
-        rotated = rotate(states[:, :, : H + G], *rotation)
+        rotated = rotate(states[:, :, : H + G], *rotation).to(memory.dtype)
+        values = states[:, :, H + G :].to(memory.dtype)
         keys, values = memory.buffers[index].update(
-            rotated[:, :, H:].transpose(1, 2), states[:, :, H + G :].transpose(1, 2)
+            rotated[:, :, H:].transpose(1, 2), values.transpose(1, 2)
         )
         if folded_mask is None:
             stop = memory.num_used + T
             keys, values = keys[:, :, :stop], values[:, :, :stop]
-        mixed = attend_folded(rotated[:, :, :H], keys, values, folded_mask)
+        mixed = attend_folded(rotated[:, :, :H], keys, values, folded_mask).to(hidden.dtype)
         hidden = hidden + self.output(mixed.reshape(B, T, H * self.head_dim))
-        return hidden + self.feed_forward(F.rms_norm(hidden, (size,), self.mlp_norm, self.eps))
+        return hidden + self.feed_forward(self.mlp_norm(hidden))
 
     def normed(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What the projections read: EAGLE-3's first layer takes both, [B, T, 2 hidden]."""
         if self.input_norms is None:
             return hidden
-        size = hidden.shape[-1]
         if not self.is_wide:
-            return F.rms_norm(hidden, (size,), self.input_norms[0], self.eps)
-        both = torch.stack((embeds, hidden), dim=-2)
-        return (F.rms_norm(both, (size,), None, self.eps) * self.input_norms).flatten(-2)
+            return self.input_norms(hidden[..., None, :])[..., 0, :]
+        return self.input_norms(torch.stack((embeds, hidden), dim=-2)).flatten(-2)

@@ -11,7 +11,7 @@ import torch
 from specgym.engine.capture import accelerate
 from specgym.engine.drafters import binding, drafter_folder, hash_drafter, load_drafter
 from specgym.engine.hub import fetch_head
-from specgym.engine.kernels import packing_works
+from specgym.engine.linears import packing_works
 from specgym.engine.members import NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, Member, ModelPool
 from specgym.engine.recipes import RECIPES, split_recipe

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.graphs import GraphRunner
-from specgym.engine.kernels import last_rows, pack_linears, pad_tokens, widen
+from specgym.engine.kernels import last_rows, pad_tokens, widen
 from specgym.engine.lean import make_lean
+from specgym.engine.linears import FEW_ROWS, is_rowwise, pack_linears
 from specgym.engine.moe import ExpertShape, count_unique, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
@@ -85,7 +86,9 @@ class ModelMember:
         if self.experts is not None:
             idle_share = 1.0 - self.experts.experts_per_token / self.experts.num_experts
             self.num_active_parameters -= round(idle_share * num_in_experts)
+        is_packed_rowwise = is_rowwise(p for p in model.parameters() if p.dim() > 1)
         self.lean = make_lean(model) if lean else None
+        self.is_rowwise = self.lean is not None and is_packed_rowwise
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
         self.model = model
@@ -155,19 +158,20 @@ class ModelMember:
         Args:
             memory: The rows' cache.
             fed: Tokens of each row; rows may differ in length, and may be empty.
-            num_rows: Rows of the token dimension, pads included; None takes the longest row.
+            num_rows: Rows of the token dimension, pads included, so that a token's bits do not
+                depend on how many are fed; None takes the longest row.
             need_logits: False spares the head.
             last_only: The head reads each row's last token only, as drafting needs it, and a
                 trimmed head's logits stay as they are (``token_of`` names its rows).
             drawn_B: Tokens that stand for each row's first one, which the host has not read.
 
         Returns:
-            Logits [B, num_rows, vocab_size]: entry t predicts what follows the row's t-th token;
-            entries of pads mean nothing. [B, 1, rows of the head] with ``last_only``. None when
-            not needed.
+            Logits [B, T, vocab_size], T as ``num_computed`` says: entry t predicts what follows
+            the row's t-th token; entries of pads mean nothing. [B, 1, rows of the head] with
+            ``last_only``. None when not needed.
         """
         counts = [len(tokens) for tokens in fed]
-        width = num_rows or max(counts)
+        width = self.num_computed(counts, num_rows)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
         if drawn_B is not None:
@@ -181,18 +185,23 @@ class ModelMember:
         run = self.run
         if self.graphs is not None and self.graphs.prepare(memory, width):
             run = self.graphs.run
-        mask = self.masks(memory, counts, width)
+        mask = self.masks(memory, counts, num_rows or width)
         last = last_rows(counts, self.device) if last_only else None
-        with self.window(counts, width, is_fixed=num_rows is not None):
+        with self.window(counts, width, is_fixed=width == num_rows):
             logits, states = run(tokens_BT, positions_BT, mask, memory, need_logits, last)
         if self.taps:
-            memory.write_features(torch.cat([states[tap] for tap in self.taps], dim=-1))
+            features = torch.cat([states[tap] for tap in self.taps], dim=-1)
+            memory.write_features(features.to(self.dtype))
         memory.advance(counts, width)
         if not need_logits or logits is None:
             return None
         if last_only and self.draft_ids is not None:
             return logits
         return widen(logits, self.draft_ids, self.vocab_size)
+
+    def num_computed(self, counts: Sequence[int], num_rows: int | None) -> int:
+        """Rows of the token dimension that a window of fixed width is really computed with."""
+        return num_computed(counts, num_rows, self.is_rowwise and self.graphs is None)
 
     def window(
         self, counts: list[int], width: int, *, is_fixed: bool
@@ -245,6 +254,20 @@ class ModelMember:
             }
         everywhere = self.layer_types == {"sliding_attention"} or not self.layer_types
         return memory.mask(counts, width, sliding=everywhere)
+
+
+def num_computed(counts: Sequence[int], num_rows: int | None, is_rowwise: bool) -> int:
+    """Rows of the token dimension a forward computes: the fixed number, or just the tokens fed.
+
+    A member whose linears compute a row alike in any window of few rows pads its attention only.
+
+    Args:
+        counts: Tokens fed to each row of the batch.
+        num_rows: Rows wanted so that bits are fixed; None where they need not be.
+        is_rowwise: Whether the member is such a one.
+    """
+    is_few = is_rowwise and len(counts) == 1 and num_rows is not None and num_rows <= FEW_ROWS
+    return max(counts) if num_rows is None or is_few else num_rows
 
 
 def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[int, int]:

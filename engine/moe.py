@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specgym.engine.kernels import PACKED_ROWS, PackedLinear, linear
+from specgym.engine.linears import FEW_ROWS, PackedLinear, linear
 from specgym.engine.routing import route_stably
 from specgym.engine.transfer import to_device
 
@@ -200,7 +200,7 @@ def run_one_by_one(
     if dispatch.is_pad_N is not None:
         shares_NE.masked_fill_(dispatch.is_pad_N[:, None], 0.0)
     total_NH = torch.zeros(rows_NH.shape)
-    if num_rows == block or (block is None and num_rows <= PACKED_ROWS):
+    if num_rows == block or (block is None and num_rows <= FEW_ROWS):
         for expert in rows_of:
             total_NH.addcmul_(bank.run(expert, rows_NH), shares_NE[:, expert, None])
         return total_NH.to(rows_NH.dtype)

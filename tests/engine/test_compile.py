@@ -7,7 +7,7 @@ import torch
 
 from specgym.engine.capture import accelerate
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.kernels import linear
+from specgym.engine.linears import linear
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_pool
 

@@ -10,16 +10,10 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from specgym.engine import kernels
-from specgym.engine.kernels import (
-    PackedLinear,
-    fuse,
-    linear,
-    pack_linears,
-    packing_works,
-    rotate,
-)
+from specgym.engine import linears
+from specgym.engine.kernels import fuse, rotate
 from specgym.engine.lean import is_lean
+from specgym.engine.linears import PackedLinear, linear, pack_linears, packing_works
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import tiny_llama
 
@@ -163,7 +157,7 @@ def test_float32_is_not_packed():
 
 
 def test_without_packing_plain_linears_are_used_and_the_log_says_why(monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "PACKED_ROWS", "no such thing")
+    monkeypatch.setattr(linears, "FEW_ROWS", "no such thing")
     with caplog.at_level(logging.WARNING):
         assert not packing_works.__wrapped__(torch.bfloat16)
     assert "packed linears are not to be had here" in caplog.text
@@ -171,7 +165,7 @@ def test_without_packing_plain_linears_are_used_and_the_log_says_why(monkeypatch
 
 def test_wrong_numbers_of_packed_linears_are_noticed(monkeypatch, caplog):
     expected = "wrong numbers" if packing_works(torch.bfloat16) else "not to be had"
-    monkeypatch.setattr(kernels.torch, "allclose", lambda *args, **options: False)
+    monkeypatch.setattr(linears.torch, "allclose", lambda *args, **options: False)
     with caplog.at_level(logging.WARNING):
         assert not packing_works.__wrapped__(torch.bfloat16)
     assert expected in caplog.text

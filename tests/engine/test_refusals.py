@@ -7,8 +7,8 @@ from torch import nn
 
 from specgym.engine.checkpoints import load_folder
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.kernels import pack_linears
 from specgym.engine.lean import is_lean
+from specgym.engine.linears import pack_linears
 from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import decode, random_plans, tiny_llama
