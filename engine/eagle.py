@@ -31,7 +31,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specgym.engine.hub import WEIGHT_FILES
-from specgym.engine.kernels import rotate
+from specgym.engine.kernels import rotate, rotation
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -200,13 +200,13 @@ class EagleHead(nn.Module):
             positions: Position ids [B, T].
             attend: Mixes values: (layer, queries [B, T, H, D], keys and values [B, T, G, D]).
         """
-        cos, sin = (half[:, :, None, :] for half in self.rotary(embeds, positions))
+        factors = rotation(*(half[:, :, None, :] for half in self.rotary(embeds, positions)))
         if self.shape.is_wide:
-            hidden = self.midlayer(embeds, taken, (cos, sin), attend, 0)
+            hidden = self.midlayer(embeds, taken, factors, attend, 0)
         else:
             hidden = self.fc(torch.cat([embeds, taken], dim=-1))
         for name, layer in self.layers.items():
-            hidden = layer(embeds, hidden, (cos, sin), attend, int(name))
+            hidden = layer(embeds, hidden, factors, attend, int(name))
         return hidden
 
     def before_head(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -106,12 +106,13 @@ class LeanLlama:
         """
         x = F.embedding(tokens_BT, self.embedding).to(self.stream)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
+        turn = rotation(cos, sin)
         masks = self.fold(mask_B1TS)
         tapped = []
         for index, layer in enumerate(self.layers):
             if index in taps:
                 tapped.append(x)
-            x = x + self.attend(layer, x, (cos, sin), masks[index], cache, index)
+            x = x + self.attend(layer, x, turn, masks[index], cache, index)
             x = x + layer.feed_forward(layer.mlp_norm(x))
         return [*tapped, self.final_norm(x)]
 
@@ -127,7 +128,7 @@ class LeanLlama:
         self,
         layer: LeanLayer,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        turn: tuple[torch.Tensor, torch.Tensor],
         folded_mask: torch.Tensor,
         cache: KeyValues,
         index: int,
@@ -138,7 +139,7 @@ class LeanLlama:
         states = layer.qkv(layer.attention_norm(x))
         states = states.view(B, T, self.num_heads + 2 * G, D)
         dtype = self.embedding.dtype
-        rotated = rotate(states[:, :, : self.num_heads + G], *rotation).to(dtype)
+        rotated = rotate(states[:, :, : self.num_heads + G], *turn).to(dtype)
         keys, values = cache.update(
             rotated[:, :, self.num_heads :].transpose(1, 2),
             states[:, :, self.num_heads + G :].to(dtype).transpose(1, 2),
@@ -265,7 +266,13 @@ def attend_folded(
     return mixed.view(B, G, H // G, N, D)[:, :, :, :T].permute(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary factors [..., D] as ``rotate`` takes them: the sine's first half has its sign."""
+    left, right = sin.chunk(2, dim=-1)
+    return cos, torch.cat((-left, right), dim=-1)
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding of states [B, T, heads, D] with factors [B, T, 1, D]."""
-    left, right = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-right, left), dim=-1) * sin
+    swapped = states.roll(states.shape[-1] // 2, dims=-1)
+    return torch.addcmul(states * cos, swapped, signed_sin)

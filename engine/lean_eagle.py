@@ -12,7 +12,15 @@ from torch import nn
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleHead, EagleLayer
-from specgym.engine.kernels import FeedForward, Norm, attend_folded, fuse, fuse_qkv, rotate
+from specgym.engine.kernels import (
+    FeedForward,
+    Norm,
+    attend_folded,
+    fuse,
+    fuse_qkv,
+    rotate,
+    rotation,
+)
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,7 +49,7 @@ class LeanEagle:
         """Rotary factors [S, 1, D] of positions from 0 on; those past ``limit`` have the last's."""
         positions = torch.arange(num_positions, device=like.device).clamp_max(limit - 1)
         cos, sin = self.rotary(like, positions[None])
-        return cos[0, :, None], sin[0, :, None]
+        return rotation(cos[0, :, None], sin[0, :, None])
 
     def take_in(self, features: torch.Tensor) -> torch.Tensor:
         """What stands for a token's features inside the head, [B, T, F] -> [B, T, hidden]."""
@@ -51,7 +59,7 @@ class LeanEagle:
         self,
         embeds: torch.Tensor,
         taken: torch.Tensor,
-        rotation: Rotation,
+        turn: Rotation,
         folded_mask: torch.Tensor | None,
         memory: MaskedKVCache,
     ) -> torch.Tensor:
@@ -60,14 +68,14 @@ class LeanEagle:
         Args:
             embeds: Embeddings of the tokens one ahead, [B, T, hidden].
             taken: ``take_in`` of the target's features, or an earlier output.
-            rotation: Factors of the positions, [B or 1, T, 1, D].
+            turn: Factors of the positions, [B or 1, T, 1, D].
             folded_mask: What each query sees, as ``attend_folded`` takes it; None is every slot up
                 to the window's end.
             memory: Gets the window's keys and values.
         """
         hidden = taken if self.is_wide else self.join(torch.cat((embeds, taken), dim=-1))
         for index, layer in enumerate(self.layers):
-            hidden = layer(embeds, hidden, rotation, folded_mask, memory, index)
+            hidden = layer(embeds, hidden, turn, folded_mask, memory, index)
         return hidden
 
     def before_head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -100,7 +108,7 @@ class LeanEagleLayer:
         self,
         embeds: torch.Tensor,
         hidden: torch.Tensor,
-        rotation: Rotation,
+        turn: Rotation,
         folded_mask: torch.Tensor | None,
         memory: MaskedKVCache,
         index: int,
@@ -109,7 +117,7 @@ class LeanEagleLayer:
         B, T, _ = hidden.shape
         H, G = self.num_heads, self.num_kv_heads
         states = self.qkv(self.normed(embeds, hidden)).view(B, T, H + 2 * G, self.head_dim)
-        rotated = rotate(states[:, :, : H + G], *rotation).to(memory.dtype)
+        rotated = rotate(states[:, :, : H + G], *turn).to(memory.dtype)
         values = states[:, :, H + G :].to(memory.dtype)
         keys, values = memory.buffers[index].update(
             rotated[:, :, H:].transpose(1, 2), values.transpose(1, 2)

@@ -118,6 +118,8 @@ class PackedLinear(nn.Module):
             narrow = rows.to(torch.bfloat16)
             return packed_linear(narrow, self.many, self.bias, self.out_features).to(rows.dtype)
         if self.few is not None and rows.numel() <= FEW_ROWS * self.in_features:
+            if rows.dtype == torch.float32:
+                return run_few(rows, self.few)
             return run_few(rows.float(), self.few).to(rows.dtype)
         return run_many(rows.to(torch.bfloat16), self.many, self.bias).to(rows.dtype)
 
@@ -141,7 +143,7 @@ def packed_linear_shape(
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
     """The fastest callable for a linear layer on the weight's device and type."""
     if weight.device.type == "cpu" and packing_works(weight.dtype):
-        return PackedLinear(weight, bias)
+        return PackedLinear(weight, bias).forward  # past the hooks of a module's call
     return functools.partial(F.linear, weight=weight, bias=bias)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specgym.engine.linears import FEW_ROWS, PackedLinear, linear
+from specgym.engine.linears import FEW_ROWS, linear, packing_works
 from specgym.engine.routing import route_stably
 from specgym.engine.transfer import to_device
 
@@ -144,7 +144,7 @@ class ExpertBank:
             )
             for expert in range(len(weight))
         ]
-        if isinstance(linears[0], PackedLinear):
+        if weight.device.type == "cpu" and packing_works(weight.dtype):
             empty = nn.Parameter(weight.new_empty(0), requires_grad=False)
             setattr(self.experts, name, empty)
         return linears

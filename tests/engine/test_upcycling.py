@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specgym.engine.decoding import DecodeRequest
+from specgym.engine.linears import FEW_ROWS
 from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.sources import is_local, load_source
@@ -205,9 +206,11 @@ def test_the_real_mixture_writes_what_the_dense_model_writes(real_pool):
     dense = load_pool("smollm2")
     request = DecodeRequest(dense.encode("What is 17 + 25? Show the steps."), 32)
     assert decode(real_pool, [request])[0].output() == decode(dense, [request])[0].output()
-    tokens = [list(request.prompt)]
-    ours, theirs = (
-        member.forward(member.new_memory(1, 128), tokens)
-        for member in (real_pool.model("target"), dense.model("target"))
-    )
-    assert torch.equal(ours.argmax(dim=-1), theirs.argmax(dim=-1))
+    tokens = list(request.prompt)
+    best = []
+    for member in (real_pool.model("target"), dense.model("target")):
+        memory = member.new_memory(1, 128)
+        windows = [tokens[first : first + FEW_ROWS] for first in range(0, len(tokens), FEW_ROWS)]
+        logits = [member.forward(memory, [window])[0] for window in windows]
+        best.append(torch.cat(logits).argmax(dim=-1))
+    assert torch.equal(*best)
