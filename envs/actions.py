@@ -44,10 +44,15 @@ class ActionTable:
 
     def mask(self, state: DecodeState) -> np.ndarray:
         """Which actions can run now, [n] bool: the rule of the engine's ``executable``."""
-        rows = [row for row in range(state.batch_size) if state.is_active(row)]
-        remaining = max(map(state.num_remaining, rows), default=0)
-        longest = max((len(state.tokens[row]) for row in rows), default=0)
-        return self.allowed(remaining, longest)
+        return self.allowed(*sizes(state))
+
+    def allows(self, state: DecodeState, action: int) -> bool:
+        """One action's entry of the mask."""
+        remaining, longest = sizes(state)
+        most = self.plans[action].max_tokens
+        return action == 0 or (
+            most <= remaining and longest + most <= int(self.context_limits[action])
+        )
 
     def allowed(self, num_remaining: int | np.ndarray, num_tokens: int | np.ndarray) -> np.ndarray:
         """Which actions can run where this much budget is left and the text is this long.
@@ -64,3 +69,10 @@ class ActionTable:
         allowed &= longest + self.max_tokens <= self.context_limits
         allowed[..., 0] = True
         return allowed
+
+
+def sizes(state: DecodeState) -> tuple[int, int]:
+    """Tokens left of the largest budget among rows that decode, and tokens of the longest text."""
+    rows = state.active_rows
+    remaining = max(map(state.num_remaining, rows), default=0)
+    return remaining, max((len(state.tokens[row]) for row in rows), default=0)

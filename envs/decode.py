@@ -281,7 +281,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         if not self.action_space.contains(action):
             raise ValueError(f"action: must be in 0..{len(self.table) - 1}; got {action}")
         controller_seconds = self.clock.now() - self.mark
-        allowed = bool(self.action_masks()[action])
+        allowed = self.table.allows(self.state, int(action))
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
         baseline_seconds /= len(self.state.active_rows)

@@ -46,7 +46,7 @@ def test_the_mask_is_the_rule_of_the_engine_for_every_plan(pools, index, rows):
         assert np.flatnonzero(mask).tolist() == [0]
         return
     runs = [executable(pool, state, plan)[0] == plan for plan in table.plans]
-    assert mask.tolist() == runs
+    assert mask.tolist() == runs == [table.allows(state, i) for i in range(len(table))]
 
 
 def test_index_0_is_no_speculation_and_the_rest_is_every_chain_with_every_k(pool):
