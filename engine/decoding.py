@@ -251,9 +251,7 @@ def start(
         exact: Fixed shapes, so that in bf16 too a row's output is that of plain decoding bit for
             bit, whatever the plans, whatever the other rows hold and whenever it joined. What is
             fixed for it are the number of rows, which never changes, and the slots of a row:
-            compare batches of the same size and ``row_tokens``. (Where the linears compute a row
-            alike in any number of rows, as the packed ones were seen to, it is batch 1's output,
-            too.) False computes only what is needed.
+            compare batches of the same size and ``row_tokens``. False computes only what is needed.
         row_tokens: Tokens, prompt and budget together, that every row gets slots for; None takes
             the longest request's. Requests that join later must fit.
 

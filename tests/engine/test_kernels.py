@@ -1,19 +1,14 @@
 """Kernels change speed only: the same numbers as transformers' and torch's own."""
 
-import logging
-
 import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from specgym.engine import linears
 from specgym.engine.kernels import fuse, rotate, rotation
 from specgym.engine.lean import is_lean
-from specgym.engine.linears import PackedLinear, linear, pack_linears, packing_works
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import tiny_llama
 
@@ -120,55 +115,6 @@ def test_only_known_families_with_silu_and_plain_linears_are_lean():
     model = LlamaForCausalLM(LlamaConfig(**BASE, hidden_act="gelu"))
     assert not is_lean(model)
     assert ModelMember("target", model).lean is None
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 5, 8, 33])
-def test_a_packed_linear_is_the_linear(bias, rows):
-    torch.manual_seed(0)
-    layer = nn.Linear(64, 96, bias=bias).bfloat16().requires_grad_(False)
-    inputs = torch.randn(2, rows, 64).bfloat16()
-    expected = functional.linear(inputs.float(), layer.weight.float())
-    expected = expected + layer.bias.float() if bias else expected
-    outputs = linear(layer.weight, layer.bias)(inputs)
-    assert outputs.dtype == torch.bfloat16
-    torch.testing.assert_close(outputs.float(), expected, atol=0.02, rtol=0.02)
-
-
-def test_linears_are_packed_where_the_processor_can_and_the_tied_embedding_stays():
-    model = build("tied", torch.bfloat16)
-    embedding = model.model.embed_tokens.weight.clone()
-    count = pack_linears(model)
-    if packing_works(torch.bfloat16):
-        assert count == 3 * 7 + 1
-        assert isinstance(model.lm_head, PackedLinear)
-        assert not any(type(module) is nn.Linear for module in model.modules())
-    else:
-        assert count == 0
-    assert torch.equal(model.model.embed_tokens.weight, embedding)
-
-
-def test_float32_is_not_packed():
-    model = build("grouped")
-    assert not packing_works(torch.float32)
-    assert pack_linears(model) == 0
-    assert type(model.lm_head) is nn.Linear
-    assert linear(model.lm_head.weight).func is functional.linear
-
-
-def test_without_packing_plain_linears_are_used_and_the_log_says_why(monkeypatch, caplog):
-    monkeypatch.setattr(linears, "FEW_ROWS", "no such thing")
-    with caplog.at_level(logging.WARNING):
-        assert not packing_works.__wrapped__(torch.bfloat16)
-    assert "packed linears are not to be had here" in caplog.text
-
-
-def test_wrong_numbers_of_packed_linears_are_noticed(monkeypatch, caplog):
-    expected = "wrong numbers" if packing_works(torch.bfloat16) else "not to be had"
-    monkeypatch.setattr(linears.torch, "allclose", lambda *args, **options: False)
-    with caplog.at_level(logging.WARNING):
-        assert not packing_works.__wrapped__(torch.bfloat16)
-    assert expected in caplog.text
 
 
 @pytest.mark.parametrize("bias", [True, False])
