@@ -107,7 +107,7 @@ class CompareConfig(EnvSettings):
 def demo() -> CompareConfig:
     """All controllers on the dense target and a mixed workload, PPO trained first."""
     return CompareConfig(
-        controllers=ALL_CONTROLLERS,
+        controllers=(*ALL_CONTROLLERS, "learned"),
         workload="all-4",
         num_requests=8,
         train_steps=1024,
