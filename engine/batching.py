@@ -213,7 +213,11 @@ class BatchGenerator:
             self.cache.row(row, start),
             self.taps,
         )
-        return torch.cat(states, dim=-1)[0], self.model.head(states[-1][:, -1])
+        return self.features(states)[0], self.model.head(states[-1][:, -1])
+
+    def features(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """Tapped states side by side in the weights' type, [B, T, F]."""
+        return torch.cat(states, dim=-1).to(self.model.embedding.dtype)
 
     def step(self, rng: torch.Generator) -> None:
         """One token more for every row (idle rows compute along)."""
@@ -229,7 +233,7 @@ class BatchGenerator:
         states = self.model.states(
             self.last[:, None], cache.positions[:, None], mask[:, None, None], cache, self.taps
         )
-        features = torch.cat(states, dim=-1)[:, 0]
+        features = self.features(states)[:, 0]
         temperatures = torch.tensor([job.temperature if job else 0.0 for job in self.jobs])
         drawn = draw(self.model.head(states[-1][:, 0]), temperatures, rng)
         for row in busy:

@@ -212,7 +212,7 @@ class Meter:
         """
         before, started = member.setup_seconds, self.clock.stamp()
         need_logits = role != "catchup"
-        width = member.num_computed(list(map(len, fed)), num_rows)
+        width = num_rows or max(map(len, fed))
         forward: Callable[..., torch.Tensor | None] = member.forward
         if drawn_B is not None:
             forward = functools.partial(forward, drawn_B=drawn_B)

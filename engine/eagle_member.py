@@ -185,7 +185,7 @@ class EagleMember:
             name=self.name,
             aligned=aligned,
         )
-        like = self.embedding.to(self.stream)
+        like = self.embedding.new_empty(0, dtype=self.stream)
         memory.factors = self.lean.factors(num_slots, self.context_limit, like)
         return memory
 
@@ -215,7 +215,7 @@ class EagleMember:
         """
         assert isinstance(memory, EagleMemory)
         counts = [len(tokens) for tokens in fed]
-        width = self.num_computed(counts, num_rows)
+        width = num_computed(self.is_rowwise, memory, counts, num_rows)
         memory.make_room(width)
         mask = memory.bias(counts, num_rows or width)
         folded_mask = None if mask is None else fold_mask(mask, self.groups)
@@ -233,10 +233,6 @@ class EagleMember:
             return None
         logits = self.vocab_head(self.lean.before_head(memory.guess_B1H))
         return logits if last_only else widen(logits, self.draft_ids, self.vocab_size)
-
-    def num_computed(self, counts: Sequence[int], num_rows: int | None) -> int:
-        """Rows of the token dimension that a window of fixed width is really computed with."""
-        return num_computed(counts, num_rows, self.is_rowwise)
 
     def taken(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
         """What stands for features at each position of a window, [B, T, hidden]."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specgym.engine.linears import linear, stream_dtype
+from specgym.engine.linears import by_rows, linear, stream_dtype
 from specgym.engine.transfer import to_device
 
 
@@ -168,13 +168,13 @@ class Norm:
     root of sum(x^2) + n eps is the hypotenuse of the vector's length and the root of n eps.
 
     Args:
-        weight: Factor of each entry, [..., n].
+        weight: Factor of each entry, [n].
         eps: Added to the mean square.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float):
         self.weight, self.eps = weight.detach().to(stream_dtype(weight)), eps
-        self.size = weight.shape[-1]
+        self.size = len(weight)
         self.scaled: torch.Tensor | None = None
         if self.weight.dtype != weight.dtype:
             self.scaled = self.weight * self.size**0.5
@@ -183,7 +183,7 @@ class Norm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The normed states, [..., n]."""
         if self.scaled is None:
-            return F.rms_norm(x, (self.size,), None, self.eps) * self.weight
+            return F.rms_norm(x, (self.size,), self.weight, self.eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.mul(x, self.scaled).div_(torch.hypot(length, self.short))
 
@@ -197,8 +197,13 @@ class FeedForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output, [B, T, hidden]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(by_rows(gated, self.gate_up(x)))
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """Gate and up side by side, [..., 2 n], become one, [..., n]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
 
 
 def fuse(*linears: nn.Linear) -> Callable:
@@ -253,8 +258,8 @@ def attend_folded(
     """Mixed values [B, T, H, D] of queries [B, T, H, D] over keys and values [B, G, S, D].
 
     The query heads that share a key/value head are folded into the token dimension. Where the mask
-    has rows for more queries than there are, zeros are put in their place: the only operation of a
-    layer that must have a fixed shape for a row's bits to be fixed.
+    has rows for more queries than there are, zeros are put in their place: in exact mode its shape
+    is fixed.
     """
     B, T, H, D = queries.shape
     G = keys.shape[1]

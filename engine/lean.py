@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from transformers import (
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from specgym.engine.kernels import FeedForward, LeanLlama, Norm, fuse_qkv
-from specgym.engine.linears import is_plain_linear, linear
+from specgym.engine.linears import is_plain_linear, linear, stream_dtype
 from specgym.engine.moe import dispatch_experts
 
 
@@ -37,19 +38,21 @@ class NormedHeads:
     def __init__(self, attention: Any):
         self.linear = fuse_qkv(attention)
         self.head_dim = attention.head_dim
+        self.eps = attention.q_norm.variance_epsilon
         norms = ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm))
         weights = [
-            norm.weight.expand(proj.out_features // self.head_dim, -1) for proj, norm in norms
+            norm.weight.detach().expand(proj.out_features // self.head_dim, -1)
+            for proj, norm in norms
         ]
-        # The key heads' rows follow the query heads'.
-        self.norm = Norm(torch.cat(weights), attention.q_norm.variance_epsilon)
+        self.weights_HD = torch.cat(weights)  # the key heads' rows follow the query heads'
+        self.weights_HD = self.weights_HD.to(stream_dtype(self.weights_HD))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The states in front of the rotation, [..., (H + 2G) D]."""
         states = self.linear(x)
         heads = states.view(*states.shape[:-1], -1, self.head_dim)
-        normed = heads[..., : len(self.norm.weight), :]
-        normed.copy_(self.norm(normed))
+        normed = heads[..., : len(self.weights_HD), :]
+        normed.copy_(F.rms_norm(normed, (self.head_dim,), None, self.eps) * self.weights_HD)
         return states
 
 

@@ -8,7 +8,6 @@ Legend: B batch, T tokens, H query heads, G key/value heads, D head size, F feat
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.eagle import EagleHead, EagleLayer
@@ -97,8 +96,7 @@ class LeanEagleLayer:
         self.head_dim = attention.head_dim
         self.is_wide = layer.hidden_norm is not None
         norms = [layer.input_layernorm, layer.hidden_norm]
-        weights = [norm.weight.detach() for norm in norms if isinstance(norm, nn.RMSNorm)]
-        self.input_norms = Norm(torch.stack(weights), eps) if weights else None
+        self.input_norms = [Norm(norm.weight, eps) for norm in norms if norm is not None]
         self.mlp_norm = Norm(layer.post_attention_layernorm.weight, eps)
         self.qkv = fuse_qkv(attention)
         self.output = fuse(attention.o_proj)
@@ -131,8 +129,6 @@ class LeanEagleLayer:
 
     def normed(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What the projections read: EAGLE-3's first layer takes both, [B, T, 2 hidden]."""
-        if self.input_norms is None:
-            return hidden
-        if not self.is_wide:
-            return self.input_norms(hidden[..., None, :])[..., 0, :]
-        return self.input_norms(torch.stack((embeds, hidden), dim=-2)).flatten(-2)
+        read = (embeds, hidden) if self.is_wide else (hidden,)
+        normed = [norm(states) for norm, states in zip(self.input_norms, read, strict=False)]
+        return torch.cat(normed, dim=-1) if normed else hidden

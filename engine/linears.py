@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
+NUMERICS = 2  # raised by every change that moves bits: recordings go by it
 FEW_ROWS = 8  # up to here the fp16 layout is the faster one: the default window of exact mode
 MAX_HALF = 65504.0  # largest number in fp16
+SPLIT = 32768  # entries from which torch splits an operation among threads
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -31,10 +33,10 @@ def probe(what: str, dtype: torch.dtype, pack: Callable, run: Callable) -> bool:
         result = run(rows, pack(weight))
         works = torch.allclose(result.float(), F.linear(rows, weight).float(), atol=0.5)
     except (AttributeError, RuntimeError) as error:
-        logger.warning("%s are not to be had here, plain ones are used: %s", what, error)
+        logger.warning("%s are not to be had here, others are used: %s", what, error)
         return False
     if not works:
-        logger.warning("%s give wrong numbers here, plain ones are used", what)
+        logger.warning("%s give wrong numbers here, others are used", what)
     return works
 
 
@@ -57,7 +59,10 @@ def fits_half(weight: torch.Tensor) -> bool:
 
 @functools.cache
 def rows_are_alike() -> bool:
-    """Whether the fp16 kernel gives a row the same bits in every window of few rows."""
+    """Whether the fp16 kernel gives a row the same bits in every window of few rows.
+
+    A quick look at three shapes; ``ModelMember`` tries its whole forward.
+    """
     for num_out, num_in in ((96, 64), (1000, 576), (320, 1536)):
         rows, packed = drawn(FEW_ROWS, num_in), pack_few(drawn(num_out, num_in))
         alone = torch.cat([run_few(row[None], packed) for row in rows])
@@ -164,6 +169,22 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable:
     if weight.device.type == "cpu" and packing_works(weight.dtype):
         return PackedLinear(weight, bias).forward  # past the hooks of a module's call
     return functools.partial(F.linear, weight=weight, bias=bias)
+
+
+def by_rows(function: Callable, states: torch.Tensor) -> torch.Tensor:
+    """A function of single entries, applied so that a row's bits do not depend on the others.
+
+    Above some size torch splits an operation among threads in the middle of a row, and what is left
+    over beside the vector registers is computed by other instructions. (Seen with SiLU.)
+
+    Args:
+        function: From [..., N, n] to [..., N, m].
+        states: Hidden states, [..., N, n].
+    """
+    num_rows = max(SPLIT // states.shape[-1], 1)
+    if states.shape[-2] <= num_rows or states.shape[-2] > FEW_ROWS:
+        return function(states)
+    return torch.cat([function(part) for part in states.split(num_rows, dim=-2)], dim=-2)
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

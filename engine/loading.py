@@ -118,7 +118,9 @@ def load_pool(
         dtype: Type of the weights; None takes bfloat16 where it is fast.
         graphs: Replay captured CUDA graphs where the device has them.
         compiled: Compile the lean forwards with torch.compile, for tens of seconds per shape; in
-            exact mode the tokens may then be other ones at near-ties than without.
+            exact mode the tokens may then be other ones at near-ties than without. On a CPU a
+            compiled window reads bf16, and the first one of a text is not compiled: its bits may
+            depend on the first plan.
 
     Raises:
         ValueError: If the spec cannot be read, a folder holds no model, or tokenizers differ.

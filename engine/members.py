@@ -8,6 +8,7 @@ chains may change at every step and an idle member catches up when it is next us
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from specgym.engine.lean import make_lean
 from specgym.engine.linears import FEW_ROWS, is_rowwise, pack_linears
 from specgym.engine.moe import ExpertShape, count_unique, hook_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
+
+logger = logging.getLogger(__name__)
+PROBE_SLOTS = 64
 
 
 class ModelMember:
@@ -81,19 +85,20 @@ class ModelMember:
             self.architecture = f"upcycled {self.architecture}"
         self.frozen_rotaries = freeze_rotaries(name, model)
         num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+        can_be_rowwise = lean and is_rowwise(p for p in model.parameters() if p.dim() > 1)
         self.dispatch = hook_experts(model)
         self.num_active_parameters = self.num_parameters
         if self.experts is not None:
             idle_share = 1.0 - self.experts.experts_per_token / self.experts.num_experts
             self.num_active_parameters -= round(idle_share * num_in_experts)
-        is_packed_rowwise = is_rowwise(p for p in model.parameters() if p.dim() > 1)
         self.lean = make_lean(model) if lean else None
-        self.is_rowwise = self.lean is not None and is_packed_rowwise
         if self.lean is None and self.device.type == "cpu":
             pack_linears(model)
         self.model = model
         self.taps: tuple[int, ...] = ()
         self.graphs: GraphRunner | None = None
+        self.is_rowwise = can_be_rowwise and self.lean is not None
+        self.is_rowwise = self.is_rowwise and self.rows_are_alike()
 
     @property
     def clock_cost(self) -> float:
@@ -166,12 +171,13 @@ class ModelMember:
             drawn_B: Tokens that stand for each row's first one, which the host has not read.
 
         Returns:
-            Logits [B, T, vocab_size], T as ``num_computed`` says: entry t predicts what follows
+            Logits [B, T, vocab_size], T as ``num_computed`` has it: entry t predicts what follows
             the row's t-th token; entries of pads mean nothing. [B, 1, rows of the head] with
             ``last_only``. None when not needed.
         """
         counts = [len(tokens) for tokens in fed]
-        width = self.num_computed(counts, num_rows)
+        is_rowwise = self.is_rowwise and self.graphs is None
+        width = num_computed(is_rowwise, memory, counts, num_rows)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
         if drawn_B is not None:
@@ -199,9 +205,21 @@ class ModelMember:
             return logits
         return widen(logits, self.draft_ids, self.vocab_size)
 
-    def num_computed(self, counts: Sequence[int], num_rows: int | None) -> int:
-        """Rows of the token dimension that a window of fixed width is really computed with."""
-        return num_computed(counts, num_rows, self.is_rowwise and self.graphs is None)
+    def rows_are_alike(self) -> bool:
+        """Whether a token gets the same bits alone and in windows, tried on this very model."""
+        tokens = [step % self.vocab_size for step in range(min(FEW_ROWS, self.context_limit))]
+        runs = []
+        for size in (1, 3, FEW_ROWS):
+            memory = self.new_memory(1, PROBE_SLOTS, PROBE_SLOTS, aligned=True)
+            windows = [tokens[first : first + size] for first in range(0, len(tokens), size)]
+            logits = [self.forward(memory, [window], FEW_ROWS) for window in windows]
+            runs.append(
+                torch.cat([each[0, : len(w)] for each, w in zip(logits, windows, strict=True)])
+            )
+        is_alike = all(torch.equal(run, runs[0]) for run in runs)
+        if not is_alike:
+            logger.warning("member %r: rows of a window mix, exact mode pads all of it", self.name)
+        return is_alike
 
     def window(
         self, counts: list[int], width: int, *, is_fixed: bool
@@ -256,18 +274,23 @@ class ModelMember:
         return memory.mask(counts, width, sliding=everywhere)
 
 
-def num_computed(counts: Sequence[int], num_rows: int | None, is_rowwise: bool) -> int:
+def num_computed(
+    is_rowwise: bool, memory: MaskedKVCache, counts: Sequence[int], num_rows: int | None
+) -> int:
     """Rows of the token dimension a forward computes: the fixed number, or just the tokens fed.
 
-    A member whose linears compute a row alike in any window of few rows pads its attention only.
+    A member that computes a row alike in any window of few rows pads its attention only.
 
     Args:
+        is_rowwise: Whether the member is such a one.
+        memory: The rows' cache.
         counts: Tokens fed to each row of the batch.
         num_rows: Rows wanted so that bits are fixed; None where they need not be.
-        is_rowwise: Whether the member is such a one.
     """
-    is_few = is_rowwise and len(counts) == 1 and num_rows is not None and num_rows <= FEW_ROWS
-    return max(counts) if num_rows is None or is_few else num_rows
+    if num_rows is None:
+        return max(counts)
+    is_fixed = memory.kv_length is not None and len(counts) == 1
+    return max(counts) if is_rowwise and is_fixed and num_rows <= FEW_ROWS else num_rows
 
 
 def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specgym.engine.linears import FEW_ROWS, linear, packing_works
+from specgym.engine.linears import FEW_ROWS, by_rows, linear, packing_works
 from specgym.engine.routing import route_stably
 from specgym.engine.transfer import to_device
 
@@ -78,7 +78,8 @@ class ExpertDispatch:
             num_fed: Real tokens of each row of the batch; the rest are pads, which reach no expert.
             num_rows: Width of the window, pads included.
             device: Where the model runs.
-            is_fixed: Exact mode: experts are run on blocks of exactly ``num_rows`` rows.
+            is_fixed: Experts are run on blocks of exactly ``num_rows`` rows: exact mode, where the
+                linears need it.
         """
         self.loads = []
         if min(num_fed) < num_rows:
@@ -122,7 +123,7 @@ class ExpertBank:
     """One layer's experts, each of which can be run alone on the CPU.
 
     Where weights are packed, the module's own copy is dropped at once, so that never more than one
-    projection of one layer is held twice.
+    projection of one layer is held beside its packed form.
 
     Args:
         experts: transformers' module: ``up_proj`` or ``gate_up_proj``, and ``down_proj``, [E, ...].
@@ -153,7 +154,7 @@ class ExpertBank:
         """One expert's output, [N, H]."""
         hidden = self.up[expert](rows_NH)
         gate = self.experts._apply_gate if self.experts.has_gate else self.experts.act_fn
-        out = self.down[expert](gate(hidden))
+        out = self.down[expert](by_rows(gate, hidden))
         return self.experts.post_expert_norm(out) if self.experts.has_post_expert_norm else out
 
 
@@ -189,9 +190,9 @@ def run_one_by_one(
     """The mixture on a CPU: a loop over the experts that have tokens, in ascending order.
 
     A window of a few rows is run through such an expert as it stands: a foreign row costs less
-    than gathering (reading the weights is what takes time), and counts zero. In exact mode every
-    expert sees exactly ``block_rows`` rows, so a token's bits depend on no other token. Sums are
-    kept in float32.
+    than gathering (reading the weights is what takes time), and counts zero. With ``block_rows``
+    every expert sees exactly so many, so a token's bits depend on no other token. Sums are kept in
+    float32.
     """
     num_rows, block = len(rows_NH), dispatch.block_rows
     rows_of = dispatch.group(chosen_NK.tolist())

@@ -135,7 +135,7 @@ class ForwardCost:
         member: Name of the member.
         role: ``draft``, ``verify`` or ``catchup``.
         num_tokens: Real tokens fed, over all rows.
-        num_rows: Rows of the token dimension computed, pads included.
+        num_rows: Rows of the token dimension, pads included (a CPU may spare the pads).
         num_catchup: Tokens among them that only caught up with what was committed before.
         seconds: Measured duration.
         unique_experts: Experts activated per MoE layer, or their mean alone; empty for a dense

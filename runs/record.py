@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from specgym.engine.linears import NUMERICS
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.costs import MeasuredForward, MeasuredIteration, fit_costs
@@ -193,6 +194,7 @@ class Recording:
         settings = {k: v for k, v in as_plain(self.config).items() if k not in NOT_SETTINGS}
         return settings | {
             "schema_version": SCHEMA_VERSION,
+            "numerics": NUMERICS,
             "fingerprints": self.pool.fingerprints,
             "machine": describe_machine(self.pool.model(self.pool.target).device),
             "specgym": importlib.metadata.version("specgym"),

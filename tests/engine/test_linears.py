@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specgym.engine import linears
-from specgym.engine.kernels import attend_folded, fold_mask
+from specgym.engine import kernels, linears
+from specgym.engine.kernels import attend_folded, fold_mask, gated
 from specgym.engine.linears import (
     FEW_ROWS,
     PackedLinear,
+    by_rows,
     fits_half,
     half_works,
     is_rowwise,
@@ -21,7 +22,7 @@ from specgym.engine.linears import (
     rows_are_alike,
     stream_dtype,
 )
-from specgym.engine.members import ModelMember
+from specgym.engine.members import ModelMember, num_computed
 from specgym.engine.testing import tiny_llama, tiny_mixtral
 
 
@@ -123,7 +124,6 @@ def test_without_the_fp16_kernel_states_are_bf16_and_exact_mode_pads(monkeypatch
     member = ModelMember("target", make(dtype=torch.bfloat16))
     assert not member.is_rowwise
     assert member.lean.stream == torch.bfloat16
-    assert member.num_computed([3], 8) == 8
     logits = member.forward(member.new_memory(1, 64, 64, aligned=True), [[1, 2, 3]], 8)
     assert logits.shape == (1, 8, member.vocab_size)
     assert logits.dtype == torch.bfloat16
@@ -131,13 +131,48 @@ def test_without_the_fp16_kernel_states_are_bf16_and_exact_mode_pads(monkeypatch
 
 def test_a_member_computes_the_tokens_fed_where_its_linears_are_rowwise():
     member = ModelMember("target", tiny_llama(dtype=torch.bfloat16))
-    if not member.is_rowwise:
+    memory, open_ended = member.new_memory(1, 64, 64, aligned=True), member.new_memory(1, 64)
+    assert num_computed(True, memory, [3], FEW_ROWS) == 3
+    assert num_computed(True, memory, [3], None) == 3
+    assert num_computed(True, memory, [3, 1], FEW_ROWS) == FEW_ROWS
+    assert num_computed(True, memory, [3], FEW_ROWS + 1) == FEW_ROWS + 1
+    assert num_computed(True, open_ended, [3], FEW_ROWS) == FEW_ROWS  # it attends to what is used
+    assert num_computed(False, memory, [3], FEW_ROWS) == FEW_ROWS
+    width = 3 if member.is_rowwise else FEW_ROWS
+    for each in (memory, open_ended):
+        logits = member.forward(each, [[1, 2, 3]], FEW_ROWS)
+        assert logits.shape[1] == (width if each is memory else FEW_ROWS)
+
+
+def test_a_model_whose_rows_mix_is_padded_and_the_log_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(linears, "fits_half", lambda weight: True)
+    if not ModelMember("target", tiny_llama(dtype=torch.bfloat16)).is_rowwise:
         return
-    assert member.num_computed([3], 8) == 3
-    assert member.num_computed([3], None) == 3
-    assert member.num_computed([3, 1], 8) == 8  # more rows than the kernel is for
-    assert member.num_computed([3], FEW_ROWS + 1) == FEW_ROWS + 1
-    assert member.num_computed([3, 1], None) == 3
+    monkeypatch.setattr(kernels, "gated", lambda hidden: gated(hidden) * (1 + hidden.shape[1] / 64))
+    with caplog.at_level(logging.WARNING):
+        assert not ModelMember("target", tiny_llama(dtype=torch.bfloat16)).is_rowwise
+    assert "rows of a window mix" in caplog.text
+
+
+def test_an_expert_beyond_fp16_makes_its_model_padded():
+    model = tiny_mixtral(dtype=torch.bfloat16)
+    model.model.layers[1].mlp.experts.down_proj.data[4, 2, 1] = 1e5
+    assert not ModelMember("target", model).is_rowwise
+
+
+@pytest.mark.parametrize("size", [1536, 11008, 18944, 40000])
+def test_a_wide_gate_is_computed_row_by_row_alike_with_any_number_of_threads(size):
+    threads = torch.get_num_threads()
+    states = torch.randn(1, FEW_ROWS, 2 * size, generator=torch.Generator().manual_seed(0))
+    try:
+        for torch_threads in (1, 2, 3, 4):
+            torch.set_num_threads(torch_threads)
+            alone = [by_rows(gated, states[:, row : row + 1]) for row in range(FEW_ROWS)]
+            for count in range(2, FEW_ROWS + 1):
+                together = by_rows(gated, states[:, :count])
+                assert torch.equal(together, torch.cat(alone[:count], dim=1))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_attention_pads_its_queries_to_the_rows_of_the_mask():
