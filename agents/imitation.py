@@ -48,8 +48,13 @@ class ImitationConfig:
         check_count("imitation.own_rounds", self.own_rounds, 0)
         check_count("imitation.num_networks", self.num_networks, 2)
         check_count("imitation.kept_rounds", self.kept_rounds, 1)
-        if self.oracle_rounds + self.own_rounds < 1:
+        if self.num_rounds < 1:
             raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
+
+    @property
+    def num_rounds(self) -> int:
+        """All rounds."""
+        return self.oracle_rounds + self.own_rounds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +95,7 @@ def train_imitation(
     choose: Choose = no_speculation
     policy: Policy | None = None
     rounds: list[Visits] = []
-    for number in range(config.oracle_rounds + config.own_rounds):
+    for number in range(config.num_rounds):
         rounds = [*rounds, collect(choose, number)][-config.kept_rounds :]
         visits = join_visits(rounds)
         actions = None
