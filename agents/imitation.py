@@ -23,6 +23,7 @@ from specgym.baselines.visits import Visits, join_visits, values_of
 # Actions [B] for observations [B, F] and masks [B, A].
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 CLIP = 5.0
+JUDGE_EVERY = 4  # a network is judged on every fourth request, and fitted to the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,22 +33,24 @@ class ImitationConfig:
     Attributes:
         oracle_rounds: Rounds of visiting states and fitting to the oracle's values.
         own_rounds: Rounds after them, of fitting to the policy's own values.
-        num_networks: Networks, each judged on other requests; their scores are added.
+        num_networks: Networks that a round fits, each judged on other requests.
+        added_rounds: Last rounds whose networks make up the policy: their scores are added.
         kept_rounds: Last rounds whose visits a fit uses.
         fit: Settings of each fit.
     """
 
     oracle_rounds: int = 1
     own_rounds: int = 4
-    num_networks: int = 4
+    num_networks: int = 2
+    added_rounds: int = 4
     kept_rounds: int = 3
     fit: FitConfig = FitConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         check_count("imitation.oracle_rounds", self.oracle_rounds, 0)
         check_count("imitation.own_rounds", self.own_rounds, 0)
-        check_count("imitation.num_networks", self.num_networks, 2)
-        check_count("imitation.kept_rounds", self.kept_rounds, 1)
+        for field in ("num_networks", "added_rounds", "kept_rounds"):
+            check_count(f"imitation.{field}", getattr(self, field), 1)
         if self.num_rounds < 1:
             raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
 
@@ -64,6 +67,24 @@ class Table:
     plans: Sequence[Plan]
     features: Sequence[str]
     features_version: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaling:
+    """How observations are standardised, the same in all rounds.
+
+    Attributes:
+        mean: Subtracted, [F].
+        scale: Divided by, [F].
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    def inputs(self, observations: np.ndarray) -> np.ndarray:
+        """Standardised observations, float32 [n, F]."""
+        standardised = (observations - self.mean) / self.scale
+        return standardised.clip(-CLIP, CLIP).astype(np.float32)
 
 
 def train_imitation(
@@ -93,19 +114,25 @@ def train_imitation(
         learning via interactive no-regret learning" (2014) for the costs to go. The rest is ours.
     """
     choose: Choose = no_speculation
-    policy: Policy | None = None
     rounds: list[Visits] = []
+    networks: list[Layers] = []
+    scaling: Scaling | None = None
     for number in range(config.num_rounds):
         rounds = [*rounds, collect(choose, number)][-config.kept_rounds :]
         visits = join_visits(rounds)
-        actions = None
-        if number >= config.oracle_rounds:
-            actions = choose(visits.observations, visits.allowed)
-        costs = relative_costs(visits, values_of(visits, actions))
-        policy = fit_policy(visits, costs, table, config, seed * 1000 + number)
+        scaling = scaling or scaling_of(visits)
+        is_own = number >= config.oracle_rounds
+        actions = choose(visits.observations, visits.allowed) if is_own else None
+        costs = Costs(
+            scaling.inputs(visits.observations), relative_costs(visits, values_of(visits, actions))
+        )
+        if number == config.oracle_rounds:
+            networks = []  # those that the oracle advised
+        networks += fit_networks(visits, costs, config, seed * 1000 + number)
+        networks = networks[-config.added_rounds * config.num_networks :]
+        policy = make_policy(table, scaling, networks)
         choose = greedy(policy)
         on_round(number, policy)
-    assert policy is not None
     return policy
 
 
@@ -130,26 +157,31 @@ def relative_costs(visits: Visits, values: np.ndarray) -> np.ndarray:
     return (costs / visits.seconds[:, 0].mean()).astype(np.float32)
 
 
-def fit_policy(
-    visits: Visits, costs: np.ndarray, table: Table, config: ImitationConfig, seed: int
-) -> Policy:
-    """The mean of networks, each fitted to all requests but those it is judged on."""
-    mean, scale = visits.observations.mean(axis=0), visits.observations.std(axis=0)
-    scale = np.where(scale > 1e-6, scale, 1.0)
-    inputs = ((visits.observations - mean) / scale).clip(-CLIP, CLIP).astype(np.float32)
-    data = Costs(inputs, costs)
+def scaling_of(visits: Visits) -> Scaling:
+    """Mean and spread of the visits' observations; a spread of one where nothing varies."""
+    spread = visits.observations.std(axis=0)
+    return Scaling(visits.observations.mean(axis=0), np.where(spread > 1e-6, spread, 1.0))
+
+
+def fit_networks(visits: Visits, costs: Costs, config: ImitationConfig, seed: int) -> list[Layers]:
+    """Networks, each fitted to the visits of all requests but those that it is judged on."""
     requests = np.random.default_rng(seed).permutation(len(visits.lengths))
-    networks: list[Layers] = []
-    for part in range(config.num_networks):
-        is_judge = np.isin(visits.request, requests[part :: config.num_networks])
-        train, judge = np.flatnonzero(~is_judge), np.flatnonzero(is_judge)
-        networks.append(fit_network(data.at(train), data.at(judge), config.fit, seed + part))
+    networks = []
+    for number in range(config.num_networks):
+        is_judge = np.isin(visits.request, requests[number % JUDGE_EVERY :: JUDGE_EVERY])
+        train, judge = costs.at(np.flatnonzero(~is_judge)), costs.at(np.flatnonzero(is_judge))
+        networks.append(fit_network(train, judge, config.fit, seed + number))
+    return networks
+
+
+def make_policy(table: Table, scaling: Scaling, networks: Sequence[Layers]) -> Policy:
+    """The policy of the networks' mean scores."""
     return Policy(
         plans=tuple(table.plans),
         features=tuple(table.features),
         features_version=table.features_version,
-        mean=mean,
-        scale=scale,
+        mean=scaling.mean,
+        scale=scaling.scale,
         clip=CLIP,
         layers=add_networks(networks),
     )

@@ -91,6 +91,19 @@ def test_relative_costs_by_hand():
     assert relative_costs(visits, values)[0] == pytest.approx(expected)
 
 
+def test_own_rounds_are_added_up():
+    """A policy has the networks of its last rounds; those that the oracle advised are dropped."""
+    widths = []
+    config = ImitationConfig(1, 3, num_networks=2, added_rounds=2, fit=FIT)
+    train_imitation(
+        lambda choose, number: make_visits(number),
+        TABLE,
+        config,
+        on_round=lambda number, policy: widths.append(len(policy.layers[0][1])),
+    )
+    assert [width // 16 for width in widths] == [2, 2, 4, 4]
+
+
 def test_rounds_are_reported():
     reported = []
     config = ImitationConfig(1, 1, num_networks=2, fit=FIT)
@@ -114,7 +127,13 @@ def test_learned_policy_is_close_to_the_best():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("oracle_rounds", -1), ("own_rounds", 1.5), ("num_networks", 1), ("kept_rounds", 0)],
+    [
+        ("oracle_rounds", -1),
+        ("own_rounds", 1.5),
+        ("num_networks", 0),
+        ("added_rounds", 0),
+        ("kept_rounds", 0),
+    ],
 )
 def test_bad_settings_are_refused(field, value):
     with pytest.raises(ValueError, match=f"imitation.{field} must be"):
