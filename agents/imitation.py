@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specgym.agents.cost_networks import Costs, FitConfig, Layers, add_networks, fit_network
+from specgym.agents.cost_networks import Costs, FitConfig, add_networks, fit_network
 from specgym.agents.policy import Policy
 from specgym.baselines.checks import check_count
 from specgym.baselines.plans import Plan
@@ -23,7 +23,6 @@ from specgym.baselines.visits import Visits, join_visits, values_of
 # Actions [B] for observations [B, F] and masks [B, A].
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 CLIP = 5.0
-JUDGE_EVERY = 4  # a network is judged on every fourth request, and fitted to the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +32,22 @@ class ImitationConfig:
     Attributes:
         oracle_rounds: Rounds of visiting states and fitting to the oracle's values.
         own_rounds: Rounds after them, of fitting to the policy's own values.
-        num_networks: Networks that a round fits, each judged on other requests.
-        added_rounds: Last rounds whose networks make up the policy: their scores are added.
+        num_networks: Networks, each judged on other requests; their scores are added.
         kept_rounds: Last rounds whose visits a fit uses.
         fit: Settings of each fit.
     """
 
     oracle_rounds: int = 1
-    own_rounds: int = 4
-    num_networks: int = 2
-    added_rounds: int = 4
+    own_rounds: int = 1
+    num_networks: int = 4
     kept_rounds: int = 3
     fit: FitConfig = FitConfig()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         check_count("imitation.oracle_rounds", self.oracle_rounds, 0)
         check_count("imitation.own_rounds", self.own_rounds, 0)
-        for field in ("num_networks", "added_rounds", "kept_rounds"):
-            check_count(f"imitation.{field}", getattr(self, field), 1)
+        check_count("imitation.num_networks", self.num_networks, 2)
+        check_count("imitation.kept_rounds", self.kept_rounds, 1)
         if self.num_rounds < 1:
             raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
 
@@ -70,21 +67,30 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scaling:
-    """How observations are standardised, the same in all rounds.
+class Fitted:
+    """What a round fitted.
 
     Attributes:
-        mean: Subtracted, [F].
-        scale: Divided by, [F].
+        networks: Policies of one network each.
+        judged_by: The network that was not fitted to a request but judged on it, [R].
     """
 
-    mean: np.ndarray
-    scale: np.ndarray
+    networks: Sequence[Policy]
+    judged_by: np.ndarray
 
-    def inputs(self, observations: np.ndarray) -> np.ndarray:
-        """Standardised observations, float32 [n, F]."""
-        standardised = (observations - self.mean) / self.scale
-        return standardised.clip(-CLIP, CLIP).astype(np.float32)
+    @property
+    def policy(self) -> Policy:
+        """All networks as one, of their mean scores."""
+        layers = add_networks([network.layers for network in self.networks])
+        return dataclasses.replace(self.networks[0], layers=layers)
+
+    def unseen_actions(self, visits: Visits) -> np.ndarray:
+        """At each visit the action of the network that was not fitted to its request, [n]."""
+        judge, actions = self.judged_by[visits.request], np.zeros(len(visits), dtype=np.int64)
+        for number, network in enumerate(self.networks):
+            rows = np.flatnonzero(judge == number)
+            actions[rows] = greedy(network)(visits.observations[rows], visits.allowed[rows])
+        return actions
 
 
 def train_imitation(
@@ -98,8 +104,9 @@ def train_imitation(
 
     Round by round it collects visits under the policy so far, adds them to those of the rounds
     before (DAgger), and fits to the values of every action there: the best in hindsight at first,
-    then what the policy so far takes from there on (policy iteration). At first no speculation
-    runs.
+    then what the policy so far takes from there on (policy iteration). On a request that it was
+    fitted to a policy knows too well what comes, and takes less than it would elsewhere; so there
+    the network decides that was not fitted to it. At first no speculation runs.
 
     Args:
         collect: Makes visits to the training requests under a policy, given a round's number; it
@@ -114,26 +121,20 @@ def train_imitation(
         learning via interactive no-regret learning" (2014) for the costs to go. The rest is ours.
     """
     choose: Choose = no_speculation
+    fitted: Fitted | None = None
     rounds: list[Visits] = []
-    networks: list[Layers] = []
-    scaling: Scaling | None = None
     for number in range(config.num_rounds):
         rounds = [*rounds, collect(choose, number)][-config.kept_rounds :]
         visits = join_visits(rounds)
-        scaling = scaling or scaling_of(visits)
-        is_own = number >= config.oracle_rounds
-        actions = choose(visits.observations, visits.allowed) if is_own else None
-        costs = Costs(
-            scaling.inputs(visits.observations), relative_costs(visits, values_of(visits, actions))
-        )
-        if number == config.oracle_rounds:
-            networks = []  # those that the oracle advised
-        networks += fit_networks(visits, costs, config, seed * 1000 + number)
-        networks = networks[-config.added_rounds * config.num_networks :]
-        policy = make_policy(table, scaling, networks)
-        choose = greedy(policy)
-        on_round(number, policy)
-    return policy
+        actions = None
+        if number >= config.oracle_rounds:
+            actions = fitted.unseen_actions(visits) if fitted else np.zeros(len(visits), np.int64)
+        costs = relative_costs(visits, values_of(visits, actions))
+        fitted = fit_networks(visits, costs, table, config, seed * 1000 + number)
+        choose = greedy(fitted.policy)
+        on_round(number, fitted.policy)
+    assert fitted is not None
+    return fitted.policy
 
 
 def no_speculation(observations: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -157,31 +158,31 @@ def relative_costs(visits: Visits, values: np.ndarray) -> np.ndarray:
     return (costs / visits.seconds[:, 0].mean()).astype(np.float32)
 
 
-def scaling_of(visits: Visits) -> Scaling:
-    """Mean and spread of the visits' observations; a spread of one where nothing varies."""
-    spread = visits.observations.std(axis=0)
-    return Scaling(visits.observations.mean(axis=0), np.where(spread > 1e-6, spread, 1.0))
-
-
-def fit_networks(visits: Visits, costs: Costs, config: ImitationConfig, seed: int) -> list[Layers]:
-    """Networks, each fitted to the visits of all requests but those that it is judged on."""
+def fit_networks(
+    visits: Visits, costs: np.ndarray, table: Table, config: ImitationConfig, seed: int
+) -> Fitted:
+    """Networks, each fitted to all requests but those it is judged on."""
+    mean, scale = visits.observations.mean(axis=0), visits.observations.std(axis=0)
+    scale = np.where(scale > 1e-6, scale, 1.0)
+    inputs = ((visits.observations - mean) / scale).clip(-CLIP, CLIP).astype(np.float32)
+    data = Costs(inputs, costs)
     requests = np.random.default_rng(seed).permutation(len(visits.lengths))
-    networks = []
+    judged_by = np.empty(len(requests), dtype=np.int64)
+    judged_by[requests] = np.arange(len(requests)) % config.num_networks
+    judge = judged_by[visits.request]
+    networks: list[Policy] = []
     for number in range(config.num_networks):
-        is_judge = np.isin(visits.request, requests[number % JUDGE_EVERY :: JUDGE_EVERY])
-        train, judge = costs.at(np.flatnonzero(~is_judge)), costs.at(np.flatnonzero(is_judge))
-        networks.append(fit_network(train, judge, config.fit, seed + number))
-    return networks
-
-
-def make_policy(table: Table, scaling: Scaling, networks: Sequence[Layers]) -> Policy:
-    """The policy of the networks' mean scores."""
-    return Policy(
-        plans=tuple(table.plans),
-        features=tuple(table.features),
-        features_version=table.features_version,
-        mean=scaling.mean,
-        scale=scaling.scale,
-        clip=CLIP,
-        layers=add_networks(networks),
-    )
+        seen, unseen = np.flatnonzero(judge != number), np.flatnonzero(judge == number)
+        layers = fit_network(data.at(seen), data.at(unseen), config.fit, seed + number)
+        networks.append(
+            Policy(
+                plans=tuple(table.plans),
+                features=tuple(table.features),
+                features_version=table.features_version,
+                mean=mean,
+                scale=scale,
+                clip=CLIP,
+                layers=layers,
+            )
+        )
+    return Fitted(networks, judged_by)

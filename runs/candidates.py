@@ -30,8 +30,9 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     ),
     "imitation": (
         "recipe.fit.loss=values",
+        "recipe.own_rounds=3",
+        "recipe.fit.learning_rate=0.001",
         "recipe.fit.dropout=0.25",
-        "recipe.fit.weight_decay=0.1",
         "recipe.fit.hidden_sizes=32x32",
         "recipe.num_networks=8",
     ),

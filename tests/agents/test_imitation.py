@@ -1,17 +1,23 @@
 """Imitation on requests in which the oracle's advice misleads one who cannot see the future."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from specgym.agents import imitation
 from specgym.agents.cost_networks import FitConfig
 from specgym.agents.imitation import (
+    Fitted,
     ImitationConfig,
     Table,
+    fit_networks,
     greedy,
     no_speculation,
     relative_costs,
     train_imitation,
 )
+from specgym.agents.policy import Policy
 from specgym.baselines.visits import Visits, values_of
 
 PLANS = ((("target",), 0), (("ngram", "target"), 1))
@@ -91,17 +97,36 @@ def test_relative_costs_by_hand():
     assert relative_costs(visits, values)[0] == pytest.approx(expected)
 
 
-def test_own_rounds_are_added_up():
-    """A policy has the networks of its last rounds; those that the oracle advised are dropped."""
-    widths = []
-    config = ImitationConfig(1, 3, num_networks=2, added_rounds=2, fit=FIT)
-    train_imitation(
-        lambda choose, number: make_visits(number),
-        TABLE,
-        config,
-        on_round=lambda number, policy: widths.append(len(policy.layers[0][1])),
-    )
-    assert [width // 16 for width in widths] == [2, 2, 4, 4]
+def test_a_request_is_played_by_the_network_that_was_not_fitted_to_it():
+    """One network always speculates, the other never."""
+    zeros, ones = np.zeros(2), np.ones(2)
+    networks = [
+        Policy(PLANS, TABLE.features, 1, zeros, ones, 5.0, ((np.zeros((2, 2)), bias),))
+        for bias in (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
+    ]
+    judged_by = np.arange(REQUESTS) % 2
+    visits = make_visits(0)
+    actions = Fitted(networks, judged_by).unseen_actions(visits)
+    assert np.array_equal(actions, 1 - judged_by[visits.request])
+    barred = dataclasses.replace(visits, allowed=np.tile([True, False], (len(visits), 1)))
+    assert not Fitted(networks, judged_by).unseen_actions(barred).any()
+
+
+def test_every_network_is_judged_on_the_requests_it_was_not_fitted_to(monkeypatch):
+    judged = []
+    original = imitation.fit_network
+
+    def watched(train, judge, config, seed):
+        judged.append((len(train.inputs), len(judge.inputs)))
+        return original(train, judge, config, seed)
+
+    monkeypatch.setattr(imitation, "fit_network", watched)
+    visits = make_visits(0)
+    costs = relative_costs(visits, values_of(visits))
+    fitted = fit_networks(visits, costs, TABLE, ImitationConfig(num_networks=4, fit=FIT), 0)
+    assert np.bincount(fitted.judged_by).tolist() == [REQUESTS // 4] * 4
+    assert judged == [(REQUESTS * LENGTH * 3 // 4, REQUESTS * LENGTH // 4)] * 4
+    assert len(fitted.policy.layers[0][1]) == 4 * 16
 
 
 def test_rounds_are_reported():
@@ -127,13 +152,7 @@ def test_learned_policy_is_close_to_the_best():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("oracle_rounds", -1),
-        ("own_rounds", 1.5),
-        ("num_networks", 0),
-        ("added_rounds", 0),
-        ("kept_rounds", 0),
-    ],
+    [("oracle_rounds", -1), ("own_rounds", 1.5), ("num_networks", 1), ("kept_rounds", 0)],
 )
 def test_bad_settings_are_refused(field, value):
     with pytest.raises(ValueError, match=f"imitation.{field} must be"):
