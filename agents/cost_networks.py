@@ -25,8 +25,8 @@ class FitConfig:
     """Settings of a fit.
 
     Attributes:
-        loss: ``values`` is the error of scores as negative costs, those of a visit centred;
-            ``cost`` is the mean cost of the softmax policy.
+        loss: ``cost`` is the mean cost of the softmax policy; ``values`` is the error of scores as
+            negative costs, those of a visit centred.
         hidden_sizes: Widths of the hidden layers.
         num_epochs: Passes over the visits at most.
         patience: Passes without a better validation that end a fit.
@@ -37,7 +37,7 @@ class FitConfig:
         dropout: Share of features that are left out while fitting.
     """
 
-    loss: str = "values"
+    loss: str = "cost"
     hidden_sizes: tuple[int, ...] = (64, 64)
     num_epochs: int = 20
     patience: int = 5

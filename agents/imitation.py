@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specgym.agents.cost_networks import Costs, FitConfig, Layers, add_networks, fit_network
+from specgym.agents.cost_networks import Costs, FitConfig, add_networks, fit_network
 from specgym.agents.policy import Policy
 from specgym.baselines.checks import check_count
 from specgym.baselines.plans import Plan
@@ -38,7 +38,7 @@ class ImitationConfig:
     """
 
     oracle_rounds: int = 1
-    own_rounds: int = 4
+    own_rounds: int = 1
     num_networks: int = 4
     kept_rounds: int = 3
     fit: FitConfig = FitConfig()  # noqa: RUF009 (frozen)
@@ -48,8 +48,13 @@ class ImitationConfig:
         check_count("imitation.own_rounds", self.own_rounds, 0)
         check_count("imitation.num_networks", self.num_networks, 2)
         check_count("imitation.kept_rounds", self.kept_rounds, 1)
-        if self.oracle_rounds + self.own_rounds < 1:
+        if self.num_rounds < 1:
             raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
+
+    @property
+    def num_rounds(self) -> int:
+        """All rounds."""
+        return self.oracle_rounds + self.own_rounds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +64,33 @@ class Table:
     plans: Sequence[Plan]
     features: Sequence[str]
     features_version: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fitted:
+    """What a round fitted.
+
+    Attributes:
+        networks: Policies of one network each.
+        judged_by: The network that was not fitted to a request but judged on it, [R].
+    """
+
+    networks: Sequence[Policy]
+    judged_by: np.ndarray
+
+    @property
+    def policy(self) -> Policy:
+        """All networks as one, of their mean scores."""
+        layers = add_networks([network.layers for network in self.networks])
+        return dataclasses.replace(self.networks[0], layers=layers)
+
+    def unseen_actions(self, visits: Visits) -> np.ndarray:
+        """At each visit the action of the network that was not fitted to its request, [n]."""
+        judge, actions = self.judged_by[visits.request], np.zeros(len(visits), dtype=np.int64)
+        for number, network in enumerate(self.networks):
+            rows = np.flatnonzero(judge == number)
+            actions[rows] = greedy(network)(visits.observations[rows], visits.allowed[rows])
+        return actions
 
 
 def train_imitation(
@@ -72,8 +104,9 @@ def train_imitation(
 
     Round by round it collects visits under the policy so far, adds them to those of the rounds
     before (DAgger), and fits to the values of every action there: the best in hindsight at first,
-    then what the policy so far takes from there on (policy iteration). At first no speculation
-    runs.
+    then what the policy so far takes from there on (policy iteration). On a request that it was
+    fitted to a policy knows too well what comes, and takes less than it would elsewhere; so there
+    the network decides that was not fitted to it. At first no speculation runs.
 
     Args:
         collect: Makes visits to the training requests under a policy, given a round's number; it
@@ -88,20 +121,20 @@ def train_imitation(
         learning via interactive no-regret learning" (2014) for the costs to go. The rest is ours.
     """
     choose: Choose = no_speculation
-    policy: Policy | None = None
+    fitted: Fitted | None = None
     rounds: list[Visits] = []
-    for number in range(config.oracle_rounds + config.own_rounds):
+    for number in range(config.num_rounds):
         rounds = [*rounds, collect(choose, number)][-config.kept_rounds :]
         visits = join_visits(rounds)
         actions = None
         if number >= config.oracle_rounds:
-            actions = choose(visits.observations, visits.allowed)
+            actions = fitted.unseen_actions(visits) if fitted else np.zeros(len(visits), np.int64)
         costs = relative_costs(visits, values_of(visits, actions))
-        policy = fit_policy(visits, costs, table, config, seed * 1000 + number)
-        choose = greedy(policy)
-        on_round(number, policy)
-    assert policy is not None
-    return policy
+        fitted = fit_networks(visits, costs, table, config, seed * 1000 + number)
+        choose = greedy(fitted.policy)
+        on_round(number, fitted.policy)
+    assert fitted is not None
+    return fitted.policy
 
 
 def no_speculation(observations: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -125,26 +158,31 @@ def relative_costs(visits: Visits, values: np.ndarray) -> np.ndarray:
     return (costs / visits.seconds[:, 0].mean()).astype(np.float32)
 
 
-def fit_policy(
+def fit_networks(
     visits: Visits, costs: np.ndarray, table: Table, config: ImitationConfig, seed: int
-) -> Policy:
-    """The mean of networks, each fitted to all requests but those it is judged on."""
+) -> Fitted:
+    """Networks, each fitted to all requests but those it is judged on."""
     mean, scale = visits.observations.mean(axis=0), visits.observations.std(axis=0)
     scale = np.where(scale > 1e-6, scale, 1.0)
     inputs = ((visits.observations - mean) / scale).clip(-CLIP, CLIP).astype(np.float32)
     data = Costs(inputs, costs)
     requests = np.random.default_rng(seed).permutation(len(visits.lengths))
-    networks: list[Layers] = []
-    for part in range(config.num_networks):
-        is_judge = np.isin(visits.request, requests[part :: config.num_networks])
-        train, judge = np.flatnonzero(~is_judge), np.flatnonzero(is_judge)
-        networks.append(fit_network(data.at(train), data.at(judge), config.fit, seed + part))
-    return Policy(
-        plans=tuple(table.plans),
-        features=tuple(table.features),
-        features_version=table.features_version,
-        mean=mean,
-        scale=scale,
-        clip=CLIP,
-        layers=add_networks(networks),
-    )
+    judged_by = np.empty(len(requests), dtype=np.int64)
+    judged_by[requests] = np.arange(len(requests)) % config.num_networks
+    judge = judged_by[visits.request]
+    networks: list[Policy] = []
+    for number in range(config.num_networks):
+        seen, unseen = np.flatnonzero(judge != number), np.flatnonzero(judge == number)
+        layers = fit_network(data.at(seen), data.at(unseen), config.fit, seed + number)
+        networks.append(
+            Policy(
+                plans=tuple(table.plans),
+                features=tuple(table.features),
+                features_version=table.features_version,
+                mean=mean,
+                scale=scale,
+                clip=CLIP,
+                layers=layers,
+            )
+        )
+    return Fitted(networks, judged_by)

@@ -1,4 +1,6 @@
-"""``specgym bench replay``: steps a second of the replays, one and many at once, on one core.
+"""``specgym bench replay``: what replays and a learned controller take on one core.
+
+Steps a second of the replays, one and many at once, and milliseconds of a learned decision.
 
 Seconds are those that the process had of a core, so that a busy machine changes little.
 """
@@ -20,6 +22,7 @@ from specgym.envs.library import TraceLibrary
 from specgym.envs.replay import ReplayEnv
 from specgym.envs.synthetic import synthetic_traces
 from specgym.envs.vector_replay import VectorReplay
+from specgym.runs.decision import time_decisions
 from specgym.runs.results import describe_machine
 
 NUM_REQUESTS, NUM_TOKENS = 96, 128  # of synthetic traces
@@ -27,7 +30,7 @@ NUM_REQUESTS, NUM_TOKENS = 96, 128  # of synthetic traces
 
 @dataclasses.dataclass(frozen=True)
 class ReplayBench:
-    """Steps a second of replays under random allowed actions.
+    """Steps a second of replays under random allowed actions, and a learned decision's time.
 
     Attributes:
         traces: File of recorded traces; None takes synthetic ones of seven chains.
@@ -35,6 +38,8 @@ class ReplayBench:
         single_steps: Steps of the single environment per repeat.
         vector_steps: Steps of all rows per repeat.
         repeats: Repeats; the median counts.
+        policy: File of a learned policy, of the traces' plans; None takes random weights, as many
+            as imitation has.
         seed: Draws requests and actions.
         json: Where the numbers are written.
     """
@@ -44,6 +49,7 @@ class ReplayBench:
     single_steps: int = 10_000
     vector_steps: int = 100
     repeats: int = 5
+    policy: Path | None = None
     seed: int = 0
     json: Path | None = None
 
@@ -69,6 +75,7 @@ def bench_replay(config: ReplayBench, console: Console) -> dict[str, Any]:
         rates = [run() for _ in range(config.repeats)]
         rows.append({"name": name, "median": statistics.median(rates), "values": rates})
         console.print(f"{name}: {rows[-1]['median']:,.0f} steps/s")
+    decision = time_decisions(library, config.policy, config.repeats)
     return {
         "machine": describe_machine(torch.device("cpu")),
         "num_traces": len(library),
@@ -76,7 +83,8 @@ def bench_replay(config: ReplayBench, console: Console) -> dict[str, Any]:
         "num_envs": config.num_envs,
         "tabulate_seconds": tabulated,
         "rows": rows,
-        "ratios": {f"{row['name']}_steps_per_second": row["median"] for row in rows},
+        "ratios": {f"{row['name']}_steps_per_second": row["median"] for row in rows}
+        | {f"learned_{name}_milliseconds": value for name, value in decision.items()},
     }
 
 
@@ -116,4 +124,4 @@ def show_replay(report: dict[str, Any]) -> None:
         f"{report['num_envs']} environments at once"
     )
     for name, value in report["ratios"].items():
-        print(f"{name}: {value:,.0f}")
+        print(f"{name}: {value:.3f}" if value < 100 else f"{name}: {value:,.0f}")

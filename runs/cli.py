@@ -14,6 +14,7 @@ from rich.console import Console
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine, or on recorded traces",
+    "search": "settings of an agent, judged on training requests of recorded traces",
     "record": "what every plan would get at every position, for replay",
     "replay": "controllers on recorded traces, against the oracle",
     "generate": "text out of any pool with any controller",
@@ -70,6 +71,10 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
         compare(parse(command, arguments, CompareConfig, default), console)
     elif command == "train":
         run_train(name_agent(arguments), console)
+    elif command == "search":
+        from specgym.runs.search import SearchConfig, search
+
+        search(parse(command, name_agent(arguments), SearchConfig), console)
     elif command == "record":
         from specgym.runs.record import RecordConfig, record
 
@@ -98,8 +103,8 @@ def run_train(arguments: list[str], console: Console) -> None:
     if option(arguments, "--env") == "replay":
         from specgym.runs.train_replay import find_agent
 
-        settings, train_replay = find_agent(option(arguments, "--agent") or "maskable-ppo")
-        train_replay(parse("train", arguments, type(settings), settings), console)
+        agent = find_agent(option(arguments, "--agent") or "maskable-ppo")
+        agent.train(parse("train", arguments, type(agent.settings), agent.settings), console)
         return
     from specgym.runs.train import TrainConfig, train
 

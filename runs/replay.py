@@ -22,6 +22,7 @@ from specgym.envs.traces import Trace, TraceSet, load_traces
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
+from specgym.runs.folds import estimate_causal
 from specgym.runs.loop import Controller, begin_request, run_steps
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
 from specgym.runs.yardstick import make_problem
@@ -30,6 +31,7 @@ BEST_FIXED = "best fixed, training"
 HINDSIGHT = "best fixed, hindsight"
 PER_REQUEST = "best fixed, each"
 GREEDY, ORACLE = "greedy oracle", "oracle"
+CAUSAL = "best causal, estimated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,9 @@ class ReplayConfig:
         subject: The controller that the others are compared with, pair by pair; by default the
             fastest.
         seed: Seeds controllers that draw, and the order of training requests.
+        causal_folds: Parts of the requests for an estimate of the best causal policy: each part is
+            played by a policy that imitation fits to all other requests, which takes minutes; 0
+            leaves the estimate out.
         max_states: States above which the oracle is a bracket.
         json: Where the figures are written.
     """
@@ -54,6 +59,7 @@ class ReplayConfig:
     warm_requests: int = 0
     subject: str = ""
     seed: int = 0
+    causal_folds: int = 0
     max_states: int = MAX_STATES
     json: Path | None = None
 
@@ -87,6 +93,11 @@ def replay(config: ReplayConfig, console: Console) -> dict[str, Any]:
         for index, trace in enumerate(arena.traces):
             arena.add(trace, {name: actions[index] for name, actions in played.items()})
             bar.update(task, completed=index + 1)
+    if config.causal_folds:
+        names = [trace.request_id for trace in arena.traces]
+        arena.estimates[CAUSAL] = estimate_causal(
+            traces, names, config.causal_folds, config.seed, console
+        )
     figures = arena.figures()
     if config.json:
         write_json(config.json, figures)
@@ -144,6 +155,7 @@ class Arena:
         self.seconds: dict[str, list[float]] = {name: [] for name in config.controllers}
         self.losses: dict[str, list[np.ndarray]] = {name: [] for name in config.controllers}
         self.rows: list[dict[str, Any]] = []
+        self.estimates: dict[str, np.ndarray] = {}
 
     def problem(self, trace: Trace) -> DecisionProblem:
         """A trace as a decision problem."""
@@ -193,6 +205,7 @@ class Arena:
             PER_REQUEST: references.best_per_request,
             GREEDY: references.greedy,
             ORACLE: references.oracle,
+            **self.estimates,
         }
         controllers = {name: np.array(seconds) for name, seconds in self.seconds.items()}
         fastest = min(controllers, key=lambda name: controllers[name].sum())

@@ -23,7 +23,6 @@ from specgym.runs.yardstick import (
     fixed_seconds,
     make_yardstick,
     play,
-    split_requests,
 )
 
 
@@ -36,7 +35,6 @@ class ReplayConfig:
         env: ``replay``: recorded traces.
         traces: File of ``specgym record``; its held-out requests are measured on, never fitted on.
         k_values: Numbers of drafted tokens that plans may ask for; all recorded ones by default.
-        validate_every: Every n-th training request is not fitted on but chooses the best policy.
         seed: Of weights, actions and the order of requests.
         name: Name of the run, a folder under ``runs``; a stopped run of this name goes on. By
             default the agent and the traces.
@@ -48,15 +46,10 @@ class ReplayConfig:
     env: Literal["replay"] = "replay"
     traces: Path = Path("traces/smollm2-moe.npz")
     k_values: tuple[int, ...] = ()
-    validate_every: int = 5
     seed: int = 0
     name: str = ""
     runs: Path = Path("runs")
     overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.validate_every < 2:
-            raise ValueError(f"validate_every: must be >= 2; got {self.validate_every}")
 
     @property
     def run_name(self) -> str:
@@ -64,58 +57,32 @@ class ReplayConfig:
         return self.name or f"{self.agent}-{self.traces.stem}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What policies are measured on.
-
-    Attributes:
-        validation: Training requests that are not fitted on: they choose among policies.
-        none_seconds: Seconds of no speculation on them.
-        held_out: Requests that choose nothing.
-        yardstick: References on these.
-    """
-
-    validation: TraceLibrary
-    none_seconds: float
-    held_out: TraceLibrary
-    yardstick: Yardstick
-
-    def measure(self, policy: Policy) -> dict[str, float]:
-        """A policy's speed-ups, ratios of sums, and its share of the held-out headroom."""
-        choose = argmax_of(policy.scores)
-        held_out = play(self.held_out, choose)
-        return {
-            "validation_speedup": self.none_seconds / float(play(self.validation, choose).sum()),
-            "held_out_speedup": self.yardstick.speedup(held_out),
-            "held_out_share": self.yardstick.share(held_out),
-        }
-
-
 class ReplayTraining:
     """The requests of a training on traces, and what its policies are measured by.
 
+    Args:
+        config: Settings.
+        traces: All traces; None takes those of the settings' file.
+
     Attributes:
         traces: All traces.
-        fit: Requests that are fitted on.
-        validation: Training requests that choose among policies.
+        train: Training requests.
         held_out: Requests that choose nothing.
-        plan: The best fixed plan on all training requests.
-        fixed: Each plan's seconds throughout the requests that are fitted on, [A].
+        fixed: Each plan's seconds throughout the training requests, [A].
+        plan: The best fixed plan on them.
         plans: (chain, K) of every action.
         features: Names of the observation's entries.
     """
 
-    def __init__(self, config: ReplayConfig):
+    def __init__(self, config: ReplayConfig, traces: TraceSet | None = None):
         self.config = config
-        self.traces = load_traces(config.traces)
-        fit, validation = split_requests(self.traces.part("train"), config.validate_every)
-        self.fit, self.validation = self.library(fit), self.library(validation)
+        self.traces = load_traces(config.traces) if traces is None else traces
+        self.train = self.library(self.traces.part("train"))
         self.held_out = self.library(self.traces.part("held-out"))
-        seconds = [fixed_seconds(library) for library in (self.fit, self.validation)]
-        self.plan = best_fixed(np.concatenate(seconds))
-        self.fixed = seconds[0].sum(axis=0)
-        self.features = [feature.name for feature in VectorReplay(self.fit, 1).features]
-        self.plans = self.fit.table.arrays()
+        seconds = fixed_seconds(self.train)
+        self.fixed, self.plan = seconds.sum(axis=0), best_fixed(seconds)
+        self.features = [feature.name for feature in VectorReplay(self.train, 1).features]
+        self.plans = self.train.table.arrays()
 
     def library(self, traces: TraceSet) -> TraceLibrary:
         """The tables of some traces."""
@@ -126,10 +93,21 @@ class ReplayTraining:
         with console.status("references") as status:
             return make_yardstick(self.traces, self.held_out, self.plan, status.update)
 
-    def trial(self, yardstick: Yardstick) -> Trial:
-        """What policies are measured on."""
-        none_seconds = float(fixed_seconds(self.validation)[:, 0].sum())
-        return Trial(self.validation, none_seconds, self.held_out, yardstick)
+    def measure(self, policy: Policy, yardstick: Yardstick) -> dict[str, float]:
+        """A policy's speed-up on the held-out requests, and its share of their headroom."""
+        seconds = self.judge(policy)
+        return {
+            "held_out_speedup": yardstick.speedup(seconds),
+            "held_out_share": yardstick.share(seconds),
+        }
+
+    def none_seconds(self) -> np.ndarray:
+        """No speculation's seconds on each held-out request."""
+        return fixed_seconds(self.held_out)[:, 0]
+
+    def judge(self, policy: Policy) -> np.ndarray:
+        """A policy's seconds on each held-out request."""
+        return play(self.held_out, argmax_of(policy.scores))
 
     def pace(self) -> float:
         """What a token costs under the best fixed plan, in units of no speculation's."""
@@ -145,14 +123,14 @@ class ReplayTraining:
             "pool": known.get("pool", ""),
             "fingerprints": known.get("fingerprints", {}),
             "machine": known.get("machine", {}),
-            "num_requests": len(self.fit),
+            "num_requests": len(self.train),
         }
 
     def report(
         self, about: Mapping[str, Any], yardstick: Yardstick, folder: Path, console: Console
     ) -> None:
         """Prints what came of a training, beside the references."""
-        plan, fixed = self.fit.table.names[yardstick.plan], yardstick.fixed
+        plan, fixed = self.train.table.names[yardstick.plan], yardstick.fixed
         console.print(
             f"held-out requests: {about['held_out_speedup']:.3f}x no speculation, "
             f"{about['held_out_share']:.1%} of the headroom between the best fixed plan {plan} "

@@ -16,7 +16,7 @@ from specgym.agents.policy import Policy, save_policy
 from specgym.agents.sb3 import save_progress
 from specgym.runs.board import Board
 from specgym.runs.build_watch import make_bar
-from specgym.runs.replay_training import Trial, describe
+from specgym.runs.replay_training import describe
 from specgym.runs.results import write_json
 
 BEST_FILE = "best.npz"
@@ -32,7 +32,7 @@ class ReplayWatcher:
         folder: Of the training.
         algorithm: Its name.
         num_steps: Steps of the whole training.
-        trial: What is measured on.
+        measure: A policy's figures, ``validation_speedup`` among them.
         export: Turns a model into a policy.
         board: TensorBoard.
         console: Where the bar is.
@@ -43,13 +43,13 @@ class ReplayWatcher:
         folder: Path,
         algorithm: str,
         num_steps: int,
-        trial: Trial,
+        measure: Callable[[Policy], dict[str, float]],
         export: Callable[[BaseAlgorithm], Policy],
         board: Board,
         console: Console,
     ):
         self.folder, self.algorithm, self.num_steps = folder, algorithm, num_steps
-        self.trial, self.export, self.board = trial, export, board
+        self.measure, self.export, self.board = measure, export, board
         self.curve: list[dict[str, float]] = []
         self.bar = make_bar(f"training {algorithm}", "steps", console)
         self.task = self.bar.add_task("", total=num_steps, completed=0, note="")
@@ -70,7 +70,7 @@ class ReplayWatcher:
         if self.curve and self.curve[-1]["step"] == step:
             return
         policy = self.export(model)
-        scores = self.trial.measure(policy)
+        scores = self.measure(policy)
         best = max((point["validation_speedup"] for point in self.curve), default=-np.inf)
         if scores["validation_speedup"] > best:
             about = dict(policy.about) | {"step": step} | scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,13 @@ class BanditConfig(ReplayConfig):
     num_passes: int = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.num_passes < 1:
             raise ValueError(f"num_passes: must be >= 1; got {self.num_passes}")
+
+    @property
+    def spec(self) -> str:
+        """The bandit as ``compare`` names it."""
+        return f"{self.agent}:{self.options}" if self.options else self.agent
 
 
 def train_bandit(config: BanditConfig, console: Console) -> Path:
@@ -45,17 +50,12 @@ def train_bandit(config: BanditConfig, console: Console) -> Path:
         ValueError: If the traces or the options are refused, or a run of this name is finished.
     """
     training = ReplayTraining(config)
-    spec = f"{config.agent}:{config.options}" if config.options else config.agent
-    controller = make_controller(spec, training.plans, training.features, config.seed)
+    controller = make_bandit(training)
     folder = open_run(config, config.run_name, STATE_FILE)
-    library = training.library(training.traces.part("train"))
     bar = make_bar(f"training {config.agent}", "requests", console)
     with bar:
-        task = bar.add_task("", total=config.num_passes * len(library), note="")
-        env = ReplayEnv(library)
-        for number in range(config.num_passes * len(library)):
-            play_request(env, controller, None if number else config.seed)
-            bar.advance(task)
+        task = bar.add_task("", total=config.num_passes * len(training.train), note="")
+        learn(training, controller, lambda: bar.advance(task))
     save_state(folder / STATE_FILE, config.agent, controller.state_dict())
     yardstick = training.yardstick(console)
     seconds = play_all(training.held_out, controller, config.seed)
@@ -65,9 +65,37 @@ def train_bandit(config: BanditConfig, console: Console) -> Path:
     )
     console.print(
         f"state: {folder / STATE_FILE}  (compare it with --controllers "
-        f"{spec}:state={folder / STATE_FILE})"
+        f"{config.spec}:state={folder / STATE_FILE})"
     )
     return folder
+
+
+def make_bandit(training: ReplayTraining) -> Controller:
+    """A bandit that knows nothing, with the options of the settings.
+
+    Raises:
+        ValueError: If the options are refused.
+    """
+    config = training.config
+    assert isinstance(config, BanditConfig)
+    return make_controller(config.spec, training.plans, training.features, config.seed)
+
+
+def learn(training: ReplayTraining, controller: Controller, on_request: Callable[[], None]) -> None:
+    """Has a bandit play all training requests as often as the settings say."""
+    config = training.config
+    assert isinstance(config, BanditConfig)
+    env = ReplayEnv(training.train)
+    for number in range(config.num_passes * len(training.train)):
+        play_request(env, controller, None if number else config.seed)
+        on_request()
+
+
+def judge_bandit(training: ReplayTraining) -> np.ndarray:
+    """Seconds on each held-out request of a bandit that played the others; it goes on learning."""
+    controller = make_bandit(training)
+    learn(training, controller, lambda: None)
+    return play_all(training.held_out, controller, training.config.seed)
 
 
 def play_all(library: TraceLibrary, controller: Controller, seed: int) -> np.ndarray:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from specgym.agents.imitation import Choose, ImitationConfig, Table, train_imitation
@@ -36,7 +38,6 @@ class ImitationTraining(ReplayConfig):
     exploration: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.num_rows < 1 or self.num_steps < 1:
             raise ValueError(
                 f"num_rows and num_steps: must be >= 1; got {self.num_rows} and {self.num_steps}"
@@ -46,7 +47,7 @@ class ImitationTraining(ReplayConfig):
 
 
 def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
-    """Fits round by round and keeps the best on the validation requests; the run's folder.
+    """Fits round by round and saves the last policy; the run's folder.
 
     Raises:
         ValueError: If the traces cannot be used, or a run of this name is finished.
@@ -54,32 +55,42 @@ def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
     training = ReplayTraining(config)
     folder = open_run(config, config.run_name, POLICY_FILE)
     yardstick = training.yardstick(console)
-    trial = training.trial(yardstick)
-    table = Table(training.plans, training.features, FEATURES_VERSION)
     board = Board(folder, first_step=1)
     board.hyperparameters(dataclasses.asdict(config.recipe))
     bar = make_bar("training imitation", "rounds", console)
-    task = bar.add_task("", total=config.recipe.oracle_rounds + config.recipe.own_rounds, note="")
-    found: list[Policy] = []
-
-    def collect(choose: Choose, number: int) -> Visits:
-        seed = 1000 * config.seed + number
-        rows, steps = config.num_rows, config.num_steps
-        return collect_visits(training.fit, choose, rows, steps, config.exploration, seed)
+    task = bar.add_task("", total=config.recipe.num_rounds, note="")
+    scores: dict[str, float] = {}
 
     def on_round(number: int, policy: Policy) -> None:
-        scores = trial.measure(policy)
-        about = training.about() | {"step": number + 1} | scores
-        found.append(dataclasses.replace(policy, about=about))
+        scores.update(training.measure(policy, yardstick))
         board.scalars({f"eval/{name}": value for name, value in scores.items()}, number + 1)
         bar.update(task, completed=number + 1, note=describe(scores))
         if not console.is_terminal:
             console.print(f"training imitation: round {number + 1}, {describe(scores)}")
 
     with bar:
-        train_imitation(collect, table, config.recipe, config.seed, on_round)
+        policy = fit(training, on_round)
     board.close()
-    best = max(found, key=lambda policy: policy.about["validation_speedup"])
-    save_policy(folder / POLICY_FILE, best)
-    training.report(best.about, yardstick, folder, console)
+    about = training.about() | {"step": config.recipe.num_rounds} | scores
+    save_policy(folder / POLICY_FILE, dataclasses.replace(policy, about=about))
+    training.report(about, yardstick, folder, console)
     return folder
+
+
+def judge_imitation(training: ReplayTraining) -> np.ndarray:
+    """Seconds on each held-out request of a policy that was fitted to the others."""
+    return training.judge(fit(training, lambda number, policy: None))
+
+
+def fit(training: ReplayTraining, on_round: Callable[[int, Policy], None]) -> Policy:
+    """The policy fitted to all training requests; ``on_round`` is told each round's."""
+    config = training.config
+    assert isinstance(config, ImitationTraining)
+    table = Table(training.plans, training.features, FEATURES_VERSION)
+
+    def collect(choose: Choose, number: int) -> Visits:
+        seed = 1000 * config.seed + number
+        rows, steps = config.num_rows, config.num_steps
+        return collect_visits(training.train, choose, rows, steps, config.exploration, seed)
+
+    return train_imitation(collect, table, config.recipe, config.seed, on_round)

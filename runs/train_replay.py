@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -24,6 +26,7 @@ from specgym.agents.sb3 import Pauses, export_policy, learn
 from specgym.agents.sb3_vector import SB3Vector
 from specgym.envs.disturbances import Disturbance
 from specgym.envs.features import FEATURES_VERSION
+from specgym.envs.library import TraceLibrary
 from specgym.envs.rewards import paced_utility
 from specgym.envs.vector_replay import VectorReplay
 from specgym.runs.board import Board
@@ -31,9 +34,9 @@ from specgym.runs.controllers import POLICY_FILE
 from specgym.runs.folder import open_run
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining
 from specgym.runs.replay_watch import BEST_FILE, ReplayWatcher
-from specgym.runs.train_bandit import BanditConfig, train_bandit
-from specgym.runs.train_imitation import ImitationTraining, train_by_imitation
-from specgym.runs.yardstick import Yardstick
+from specgym.runs.train_bandit import BanditConfig, judge_bandit, train_bandit
+from specgym.runs.train_imitation import ImitationTraining, judge_imitation, train_by_imitation
+from specgym.runs.yardstick import argmax_of, fixed_seconds, play, split_requests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +44,16 @@ class NetworkConfig(ReplayConfig):
     """Trains a network on recorded traces.
 
     Attributes:
+        validate_every: Every n-th training request is not fitted on but chooses the best policy.
         num_evaluations: Times that it is measured on the way, and saved.
     """
 
+    validate_every: int = 5
     num_evaluations: int = 20
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.validate_every < 2:
+            raise ValueError(f"validate_every: must be >= 2; got {self.validate_every}")
         if self.num_evaluations < 1:
             raise ValueError(f"num_evaluations: must be >= 1; got {self.num_evaluations}")
 
@@ -85,7 +91,9 @@ def train_network(config: NetworkConfig, console: Console) -> Path:
     folder = open_run(config, config.run_name, POLICY_FILE)
     yardstick = training.yardstick(console)
     try:
-        train_in(folder, training, config, yardstick, console)
+        train_in(
+            folder, training, config, lambda policy: training.measure(policy, yardstick), console
+        )
     except KeyboardInterrupt:
         console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
         console.print("the same command goes on after them")
@@ -98,10 +106,19 @@ def train_in(
     folder: Path,
     training: ReplayTraining,
     config: NetworkConfig,
-    yardstick: Yardstick,
+    more: Callable[[Policy], dict[str, float]],
     console: Console,
 ) -> None:
-    """Trains into a folder that may hold checkpoints of an earlier, stopped training."""
+    """Trains into a folder that may hold checkpoints of an earlier, stopped training.
+
+    Args:
+        folder: The folder.
+        training: The requests.
+        config: Settings.
+        more: Figures of a policy that are shown and saved beside its speed-up on the validation
+            requests, which alone chooses.
+        console: Where the bar is.
+    """
     assert isinstance(config, PolicyGradientConfig | QLearningConfig)
     recipe, newest = config.recipe, newest_checkpoint(folder)
     board = Board(folder, first_step=num_trained_steps(folder) + 1)
@@ -112,13 +129,16 @@ def train_in(
             model, training.plans, training.features, FEATURES_VERSION, training.about()
         )
 
-    trial = training.trial(yardstick)
-    watcher = ReplayWatcher(folder, config.agent, recipe.num_steps, trial, export, board, console)
+    fit, validation = map(
+        training.library, split_requests(training.traces.part("train"), config.validate_every)
+    )
+    measure = measure_by(validation, more)
+    watcher = ReplayWatcher(folder, config.agent, recipe.num_steps, measure, export, board, console)
     if newest is not None:
         console.print(f"going on after {int(newest.name)} steps")
         watcher.restore(newest)
     venv = VectorReplay(
-        training.fit,
+        fit,
         recipe.num_envs,
         reward=paced_utility(recipe.pace or training.pace()),
         disturbance=Disturbance(noise=recipe.noise),
@@ -144,22 +164,63 @@ def train_in(
     (folder / BEST_FILE).unlink()
 
 
-# By agent: the settings to start from, and what trains with them.
-AGENTS: dict[str, tuple[ReplayConfig, Callable[[Any, Console], Path]]] = {
-    "ppo": (PolicyGradientConfig("ppo", recipe=ppo_recipe()), train_network),
-    "maskable-ppo": (
-        PolicyGradientConfig("maskable-ppo", recipe=maskable_ppo_recipe()),
-        train_network,
-    ),
-    "dqn": (QLearningConfig("dqn", recipe=dqn_recipe()), train_network),
-    "imitation": (ImitationTraining("imitation"), train_by_imitation),
-    "ucb": (BanditConfig("ucb"), train_bandit),
-    "linucb": (BanditConfig("linucb"), train_bandit),
+def measure_by(
+    validation: TraceLibrary, more: Callable[[Policy], dict[str, float]]
+) -> Callable[[Policy], dict[str, float]]:
+    """What measures a policy: its speed-up on the validation requests, and more figures."""
+    none_seconds = float(fixed_seconds(validation)[:, 0].sum())
+
+    def measure(policy: Policy) -> dict[str, float]:
+        seconds = float(play(validation, argmax_of(policy.scores)).sum())
+        return {"validation_speedup": none_seconds / seconds} | more(policy)
+
+    return measure
+
+
+def judge_network(training: ReplayTraining) -> np.ndarray:
+    """Seconds on each held-out request of a network trained afresh, which leaves nothing behind."""
+    config = training.config
+    assert isinstance(config, NetworkConfig)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        train_in(folder, training, config, lambda policy: {}, Console(quiet=True))
+        return training.judge(load_policy(folder / POLICY_FILE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+    """What learns from traces.
+
+    Attributes:
+        settings: To start from.
+        train: Trains into a run's folder and returns it.
+        judge: Trains afresh; the seconds on each held-out request.
+    """
+
+    settings: ReplayConfig
+    train: Callable[[Any, Console], Path]
+    judge: Callable[[ReplayTraining], np.ndarray]
+
+
+AGENTS = {
+    agent.settings.agent: agent
+    for agent in (
+        Agent(PolicyGradientConfig("ppo", recipe=ppo_recipe()), train_network, judge_network),
+        Agent(
+            PolicyGradientConfig("maskable-ppo", recipe=maskable_ppo_recipe()),
+            train_network,
+            judge_network,
+        ),
+        Agent(QLearningConfig("dqn", recipe=dqn_recipe()), train_network, judge_network),
+        Agent(ImitationTraining("imitation"), train_by_imitation, judge_imitation),
+        Agent(BanditConfig("ucb"), train_bandit, judge_bandit),
+        Agent(BanditConfig("linucb"), train_bandit, judge_bandit),
+    )
 }
 
 
-def find_agent(name: str) -> tuple[ReplayConfig, Callable[[Any, Console], Path]]:
-    """The settings to start from and what trains with them.
+def find_agent(name: str) -> Agent:
+    """The agent of this name.
 
     Raises:
         ValueError: If no such agent learns from traces.

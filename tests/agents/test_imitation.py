@@ -1,17 +1,23 @@
 """Imitation on requests in which the oracle's advice misleads one who cannot see the future."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from specgym.agents import imitation
 from specgym.agents.cost_networks import FitConfig
 from specgym.agents.imitation import (
+    Fitted,
     ImitationConfig,
     Table,
+    fit_networks,
     greedy,
     no_speculation,
     relative_costs,
     train_imitation,
 )
+from specgym.agents.policy import Policy
 from specgym.baselines.visits import Visits, values_of
 
 PLANS = ((("target",), 0), (("ngram", "target"), 1))
@@ -89,6 +95,38 @@ def test_relative_costs_by_hand():
     gained = 1.3 + (1.0 if visits.tokens[0, 1] == 2 else 2.0)
     expected = np.array([3.0, gained]) - min(3.0, gained)
     assert relative_costs(visits, values)[0] == pytest.approx(expected)
+
+
+def test_a_request_is_played_by_the_network_that_was_not_fitted_to_it():
+    """One network always speculates, the other never."""
+    zeros, ones = np.zeros(2), np.ones(2)
+    networks = [
+        Policy(PLANS, TABLE.features, 1, zeros, ones, 5.0, ((np.zeros((2, 2)), bias),))
+        for bias in (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
+    ]
+    judged_by = np.arange(REQUESTS) % 2
+    visits = make_visits(0)
+    actions = Fitted(networks, judged_by).unseen_actions(visits)
+    assert np.array_equal(actions, 1 - judged_by[visits.request])
+    barred = dataclasses.replace(visits, allowed=np.tile([True, False], (len(visits), 1)))
+    assert not Fitted(networks, judged_by).unseen_actions(barred).any()
+
+
+def test_every_network_is_judged_on_the_requests_it_was_not_fitted_to(monkeypatch):
+    judged = []
+    original = imitation.fit_network
+
+    def watched(train, judge, config, seed):
+        judged.append((len(train.inputs), len(judge.inputs)))
+        return original(train, judge, config, seed)
+
+    monkeypatch.setattr(imitation, "fit_network", watched)
+    visits = make_visits(0)
+    costs = relative_costs(visits, values_of(visits))
+    fitted = fit_networks(visits, costs, TABLE, ImitationConfig(num_networks=4, fit=FIT), 0)
+    assert np.bincount(fitted.judged_by).tolist() == [REQUESTS // 4] * 4
+    assert judged == [(REQUESTS * LENGTH * 3 // 4, REQUESTS * LENGTH // 4)] * 4
+    assert len(fitted.policy.layers[0][1]) == 4 * 16
 
 
 def test_rounds_are_reported():

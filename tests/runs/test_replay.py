@@ -1,13 +1,16 @@
 """``specgym replay``: controllers on traces, against fixed plans and the oracle."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from specgym.baselines.references import solve_references
 from specgym.envs.synthetic import synthetic_traces
 from specgym.envs.traces import save_traces
+from specgym.runs.candidates import changed
 from specgym.runs.cli import main
 from specgym.runs.replay import paired, resamples
 from specgym.runs.yardstick import make_problem
@@ -94,9 +97,33 @@ def test_seen_requests_change_what_is_learnt_and_do_not_count(path, tmp_path):
     assert len(warm["entries"]["ucb"]["seconds"]) == len(warm["requests"]) == 4
 
 
+def test_an_estimate_of_the_best_causal_policy_is_a_row(path, traces, tmp_path, monkeypatch):
+    from specgym.runs import folds
+
+    agent = folds.find_agent("imitation")
+    small = changed(
+        agent.settings, "num_rows=16 num_steps=12 recipe.own_rounds=1 recipe.num_networks=2"
+    )
+    monkeypatch.setattr(
+        folds, "find_agent", lambda name: dataclasses.replace(agent, settings=small)
+    )
+    out = tmp_path / "causal.json"
+    options = ["--traces", str(path), "--controllers", "none", "--causal-folds", "2"]
+    assert main(["replay", *options, "--json", str(out)]) == 0
+    figures = json.loads(out.read_text())
+    estimate = figures["entries"]["best causal, estimated"]
+    assert estimate["speedup"] <= figures["entries"]["oracle"]["speedup"]
+    names = figures["requests"]
+    assert np.array_equal(
+        estimate["seconds"],
+        folds.estimate_causal(traces, names, 2, 0, Console(quiet=True)),
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--causal-folds", "5"], "folds: must be from 2 to the 4 requests"),
         (["--controllers", "nobody"], "no controller 'nobody'"),
         (["--controllers", "ucb,ucb"], "named twice"),
         (["--subject", "ppo"], "subject: must be one of"),

@@ -145,13 +145,13 @@ def test_the_same_seed_trains_the_same_policy(command, tmp_path):
 def test_imitation_learns_within_rounds(trace_file, tmp_path, env, capsys):
     arguments = [
         *("train", "imitation", "--env", "replay", "--traces", str(trace_file)),
-        *("--runs", str(tmp_path), "--name", "run", "--validate-every", "3", "--num-rows", "8"),
+        *("--runs", str(tmp_path), "--name", "run", "--num-rows", "8"),
         *("--num-steps", "12", "--recipe.oracle-rounds", "1", "--recipe.own-rounds", "1"),
         *("--recipe.num-networks", "2"),
     ]
     assert main(arguments) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "round 2, validation speedup" in said
+    assert "round 2, held-out speedup" in said
     policy = load_policy(tmp_path / "run" / "policy.npz")
     assert policy.about["algorithm"] == "imitation"
     features = [feature.name for feature in env.features]
@@ -159,9 +159,29 @@ def test_imitation_learns_within_rounds(trace_file, tmp_path, env, capsys):
     assert run_request(env, controller, env.workload.requests[0]).tokens == 24
 
 
+def test_imitation_is_fitted_to_all_training_requests_and_no_other(
+    trace_file, tmp_path, monkeypatch
+):
+    from specgym.runs import train_imitation as module
+
+    seen = []
+    original = module.collect_visits
+
+    def watched(library, *rest):
+        seen.append([trace.request_id for trace in library.traces])
+        return original(library, *rest)
+
+    monkeypatch.setattr(module, "collect_visits", watched)
+    arguments = ["train", "imitation", "--env", "replay", "--traces", str(trace_file)]
+    small = ("--num-rows", "8", "--num-steps", "12", "--recipe.own-rounds", "1")
+    assert main([*arguments, "--runs", str(tmp_path), *small]) == 0
+    train = [t.request_id for t in load_traces(trace_file).traces if t.split == "train"]
+    assert seen == [train, train]
+
+
 def test_a_contextual_bandit_goes_on_from_its_state(trace_file, tmp_path, env):
     arguments = ["train", "linucb", "--env", "replay", "--traces", str(trace_file)]
-    assert main([*arguments, "--runs", str(tmp_path), "--validate-every", "3"]) == 0
+    assert main([*arguments, "--runs", str(tmp_path)]) == 0
     spec = f"linucb:state={tmp_path / 'linucb-t' / 'state.npz'}"
     features = [feature.name for feature in env.features]
     actions = []
@@ -176,7 +196,7 @@ def test_a_contextual_bandit_goes_on_from_its_state(trace_file, tmp_path, env):
 def test_a_bandit_keeps_what_it_learned(trace_file, tmp_path, env, capsys):
     arguments = [
         *("train", "ucb", "--env", "replay", "--traces", str(trace_file)),
-        *("--runs", str(tmp_path), "--options", "exploration=0.2", "--validate-every", "3"),
+        *("--runs", str(tmp_path), "--options", "exploration=0.2"),
     ]
     assert main(arguments) == 0
     assert "still learning" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,84 @@
+"""Cross-validation on recorded requests: each is judged by an agent that never saw it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+
+from specgym.envs.traces import TraceSet
+from specgym.runs.build_watch import make_bar
+from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.train_replay import find_agent
+
+
+def make_folds(traces: TraceSet, judged: Sequence[str], num_folds: int) -> Iterator[TraceSet]:
+    """All traces, time after time: every n-th of the judged is held out, the rest is trained on.
+
+    Args:
+        traces: All that may be trained on or judged.
+        judged: Ids of the requests to judge.
+        num_folds: n; each judged request is held out once.
+
+    Raises:
+        ValueError: If a fold would be empty.
+    """
+    if not 2 <= num_folds <= len(judged):
+        raise ValueError(
+            f"folds: must be from 2 to the {len(judged)} requests to judge; got {num_folds}"
+        )
+    for number in range(num_folds):
+        held_out = set(judged[number::num_folds])
+        yield dataclasses.replace(
+            traces,
+            traces=tuple(
+                dataclasses.replace(
+                    trace, split="held-out" if trace.request_id in held_out else "train"
+                )
+                for trace in traces.traces
+            ),
+        )
+
+
+def cross_validate(
+    settings: ReplayConfig, folds: Sequence[TraceSet], on_fold: Callable[[], None]
+) -> dict[str, tuple[float, float]]:
+    """Seconds of no speculation and of an agent, trained afresh for each fold, by request.
+
+    Args:
+        settings: Of the agent.
+        folds: As of ``make_folds``; fewer of them judge fewer requests.
+        on_fold: Is called after each.
+    """
+    judge = find_agent(settings.agent).judge
+    seconds: dict[str, tuple[float, float]] = {}
+    for traces in folds:
+        training = ReplayTraining(settings, traces)
+        names = [trace.request_id for trace in training.held_out.traces]
+        pairs = zip(training.none_seconds(), judge(training), strict=True)
+        seconds |= dict(zip(names, ((float(a), float(b)) for a, b in pairs), strict=True))
+        on_fold()
+    return seconds
+
+
+def estimate_causal(
+    traces: TraceSet, judged: Sequence[str], num_folds: int, seed: int, console: Console
+) -> np.ndarray:
+    """What a causal policy can reach, seconds on each judged request, [R].
+
+    The clairvoyant oracle knows the future, so it says little about how good a controller can be.
+    Here imitation learns from all requests but those of a fold, the held-out ones included, and is
+    judged on the fold's: more to learn from than a policy may have that is to be compared on
+    held-out requests. It is a reached value: the best causal policy is not below it.
+
+    Raises:
+        ValueError: If there are fewer requests than folds.
+    """
+    settings = dataclasses.replace(find_agent("imitation").settings, seed=seed)
+    folds = list(make_folds(traces, judged, num_folds))
+    with make_bar("estimating the best causal policy", "folds", console) as bar:
+        task = bar.add_task("", total=num_folds, note="")
+        seconds = cross_validate(settings, folds, lambda: bar.advance(task))
+    return np.array([seconds[name][1] for name in judged])

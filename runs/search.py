@@ -1,0 +1,144 @@
+"""``specgym search``: settings of an agent that learns from traces, judged on training requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from specgym.envs.traces import load_traces
+from specgym.runs.build_watch import make_bar
+from specgym.runs.candidates import CANDIDATES, changed
+from specgym.runs.folds import cross_validate, make_folds
+from specgym.runs.replay import interval, paired, resamples
+from specgym.runs.replay_training import ReplayConfig
+from specgym.runs.results import write_json
+from specgym.runs.train_replay import find_agent
+
+RECIPE = "as it is"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig:
+    """Judges settings of an agent on training requests that it was not trained on.
+
+    Attributes:
+        agent: What learns; see ``specgym train AGENT --env replay``.
+        traces: File of ``specgym record``. Its held-out requests are not looked at.
+        candidates: Changes of the agent's settings, such as ``recipe.learning_rate=0.001``, several
+            of them with a space between; by default a few per agent.
+        folds: Parts of the training requests; each is judged by an agent trained on the others.
+        num_judged: How many of these parts are judged; 0 is all of them.
+        seed: Of the trainings, and of the intervals.
+        json: Where the figures are written.
+    """
+
+    agent: str = "imitation"
+    traces: Path = Path("traces/smollm2-moe.npz")
+    candidates: tuple[str, ...] = ()
+    folds: int = 3
+    num_judged: int = 0
+    seed: int = 0
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_judged <= self.folds:
+            raise ValueError(
+                f"num_judged: must be from 0 to the {self.folds} folds; got {self.num_judged}"
+            )
+
+
+def search(config: SearchConfig, console: Console) -> dict[str, Any]:
+    """Judges every candidate, prints the table and returns the figures.
+
+    Raises:
+        ValueError: If settings or the traces are refused.
+    """
+    settings = find_agent(config.agent).settings
+    base = dataclasses.replace(settings, traces=config.traces, seed=config.seed)
+    wanted = config.candidates or CANDIDATES[config.agent]
+    candidates = {RECIPE: base} | {text: changed(base, text) for text in wanted}
+    traces = load_traces(config.traces).part("train")
+    names = [trace.request_id for trace in traces.traces]
+    folds = list(make_folds(traces, names, config.folds))[: config.num_judged or config.folds]
+    bar = make_bar(f"search {config.agent}", "trainings", console)
+    task = bar.add_task("", total=len(candidates) * len(folds), note="")
+    seconds = {}
+    with bar:
+        for name, each in candidates.items():
+            seconds[name] = cross_validate(each, folds, lambda: bar.advance(task))
+            none, taken = np.array(list(seconds[name].values())).T
+            note = f"{name}: {none.sum() / taken.sum():.4f}"
+            bar.update(task, note=note)
+            if not console.is_terminal:
+                console.print(f"search {config.agent}: {note}")
+    figures = summarize(config, candidates, seconds)
+    Console().print(table_of(figures))
+    print(f"best: {figures['best']}")
+    if config.json is not None:
+        write_json(config.json, figures)
+    return figures
+
+
+def summarize(
+    config: SearchConfig,
+    candidates: Mapping[str, ReplayConfig],
+    seconds: Mapping[str, Mapping[str, tuple[float, float]]],
+) -> dict[str, Any]:
+    """Each candidate's speed-up, and its lead over the agent's own settings, request by request.
+
+    Args:
+        config: Settings.
+        candidates: By name.
+        seconds: By candidate and request, those of no speculation and those taken.
+    """
+    arrays = {name: np.array(list(of.values())).T for name, of in seconds.items()}
+    none, own = arrays[RECIPE]
+    picks = resamples(len(none), config.seed)
+    rows = [
+        {
+            "name": name,
+            "speedup": float(none.sum() / taken.sum()),
+            "ci95": interval(none, taken, picks),
+            "minus_own": paired(none, taken, own, picks),
+            "seconds": taken.tolist(),
+        }
+        for name, (_, taken) in arrays.items()
+    ]
+    return {
+        "agent": config.agent,
+        "traces": config.traces.name,
+        "folds": config.folds,
+        "requests": list(seconds[RECIPE]),
+        "rows": rows,
+        "best": max(rows, key=lambda row: row["speedup"])["name"],
+    }
+
+
+def table_of(figures: Mapping[str, Any]) -> Table:
+    """The table for the terminal, best first."""
+    title = (
+        f"{figures['agent']} on {len(figures['requests'])} training requests of "
+        f"{figures['traces']}, each judged by a training without it: speed-up"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("settings")
+    for header in ("speed-up", "95 % CI", "lead over its own settings"):
+        table.add_column(header, justify="right", no_wrap=True)
+    rows: Sequence[Mapping[str, Any]] = figures["rows"]
+    for row in sorted(rows, key=lambda each: -each["speedup"]):
+        low, high = row["minus_own"]["ci95"]
+        lead = f"{row['minus_own']['difference']:+.3f} ({low:+.3f} {high:+.3f})"
+        table.add_row(
+            row["name"],
+            f"{row['speedup']:.3f}",
+            f"{row['ci95'][0]:.2f}-{row['ci95'][1]:.2f}",
+            "" if row["name"] == RECIPE else lead,
+        )
+    return table
