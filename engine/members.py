@@ -211,11 +211,13 @@ class ModelMember:
         runs = []
         for size in (1, 3, FEW_ROWS):
             memory = self.new_memory(1, PROBE_SLOTS, PROBE_SLOTS, aligned=True)
-            windows = [tokens[first : first + size] for first in range(0, len(tokens), size)]
-            logits = [self.forward(memory, [window], FEW_ROWS) for window in windows]
-            runs.append(
-                torch.cat([each[0, : len(w)] for each, w in zip(logits, windows, strict=True)])
-            )
+            rows: list[torch.Tensor] = []
+            for first in range(0, len(tokens), size):
+                window = tokens[first : first + size]
+                logits = self.forward(memory, [window], FEW_ROWS)
+                assert logits is not None
+                rows.append(logits[0, : len(window)])
+            runs.append(torch.cat(rows))
         is_alike = all(torch.equal(run, runs[0]) for run in runs)
         if not is_alike:
             logger.warning("member %r: rows of a window mix, exact mode pads all of it", self.name)
