@@ -25,6 +25,9 @@ class ActionTable:
         self.context_limits = np.array(
             [min(layout.context_limits[name] for name in plan.chain) for plan in self.plans]
         )
+        self.most_tokens = int(self.max_tokens.max())
+        self.least_context = int(self.context_limits.min())
+        self.everything = np.ones(len(self.plans), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -38,13 +41,20 @@ class ActionTable:
         """The table as plain tuples (chain, K), for controllers."""
         return [(plan.chain, plan.k) for plan in self.plans]
 
+    def has(self, action: np.integer | int) -> bool:
+        """Whether this is an action; as of the space's ``contains``, but made for every step."""
+        return isinstance(action, int | np.integer) and 0 <= int(action) < len(self.plans)
+
     def index(self, plan: Plan) -> int:
         """The action of a plan."""
         return self.index_by_plan[plan]
 
     def mask(self, state: DecodeState) -> np.ndarray:
         """Which actions can run now, [n] bool: the rule of the engine's ``executable``."""
-        return self.allowed(*sizes(state))
+        remaining, longest = sizes(state)
+        if self.most_tokens <= remaining and longest + self.most_tokens <= self.least_context:
+            return self.everything.copy()  # nearly always, and ten times as fast
+        return self.allowed(remaining, longest)
 
     def allows(self, state: DecodeState, action: int) -> bool:
         """One action's entry of the mask."""

@@ -278,7 +278,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         """Runs one iteration under the action's plan."""
         if self.state is None or self.state.is_finished:
             raise ValueError("step: the episode has ended or not begun; call reset()")
-        if not self.action_space.contains(action):
+        if not self.table.has(action):
             raise ValueError(f"action: must be in 0..{len(self.table) - 1}; got {action}")
         controller_seconds = self.clock.now() - self.mark
         allowed = self.table.allows(self.state, int(action))
