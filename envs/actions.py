@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +43,12 @@ class ActionTable:
         """The table as plain tuples (chain, K), for controllers."""
         return [(plan.chain, plan.k) for plan in self.plans]
 
-    def has(self, action: np.integer | int) -> bool:
-        """Whether this is an action; as of the space's ``contains``, but made for every step."""
-        return isinstance(action, int | np.integer) and 0 <= int(action) < len(self.plans)
+    def has(self, action: Any) -> bool:
+        """Whether this is an action; as the space's ``contains``, but quick enough for any step."""
+        try:
+            return 0 <= operator.index(action) < len(self.plans)
+        except TypeError:
+            return False
 
     def index(self, plan: Plan) -> int:
         """The action of a plan."""

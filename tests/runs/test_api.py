@@ -139,7 +139,7 @@ def test_an_engine_fault_names_its_member_and_there_is_no_result(engine, monkeyp
     stream = engine.stream(PROMPTS[0], controller="static:mid@1", max_new_tokens=40)
     next(stream)
     member = engine.pool.members["mid"]
-    monkeypatch.setattr(member.lean, "final_norm", member.lean.final_norm * float("nan"))
+    monkeypatch.setattr(member.lean, "final_norm", lambda x: x * float("nan"))
     with pytest.raises(StepError, match="EngineFault: member 'mid': logits are not finite"):
         list(stream)
     with pytest.raises(StepError, match="there is no result"):
