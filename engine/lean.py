@@ -44,8 +44,8 @@ class NormedHeads:
             norm.weight.detach().expand(proj.out_features // self.head_dim, -1)
             for proj, norm in norms
         ]
-        self.weights_HD = torch.cat(weights)  # the key heads' rows follow the query heads'
-        self.weights_HD = self.weights_HD.to(stream_dtype(self.weights_HD))
+        # The key heads' rows follow the query heads'.
+        self.weights_HD = torch.cat(weights).to(stream_dtype(weights[0]))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The states in front of the rotation, [..., (H + 2G) D]."""

@@ -187,8 +187,7 @@ class ReplayEnv(gym.Env[np.ndarray, np.int64]):
         """Plays one iteration under the action's plan."""
         if not self.is_running:
             raise ValueError("step: the episode has ended or not begun; call reset()")
-        is_plain = isinstance(action, int | np.integer) and 0 <= action < len(self.table)
-        if not is_plain and not self.action_space.contains(action):
+        if not self.table.has(action):
             raise ValueError(f"action: must be in 0..{len(self.table) - 1}; got {action}")
         playback, asked = self.playback, int(action)
         allowed = bool(self.library.allowed[playback.row, asked])
