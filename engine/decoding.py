@@ -7,11 +7,11 @@ target has verified is ever committed, so the output follows the target's law wh
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from specgym.engine.verification import (
 NeuralMember = ModelMember | EagleMember
 PREFILL_CHUNK = 512
 KV_ROUNDING = 64
+HALVES = (torch.bfloat16, torch.float16)
 FAULTY = -1  # in place of a token that comes from logits that are not finite
 
 
@@ -189,8 +190,10 @@ class Meter:
         """What the forwards cost, in order; to be read when the device has done them."""
         between = self.clock.between
         return tuple(
-            ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
-            for what, started, ended, loads in self.records
+            [
+                ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
+                for what, started, ended, loads in self.records
+            ]
         )
 
     def forward(
@@ -294,7 +297,7 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
     started = clock.now()
     meter = Meter(clock)
     executed, reason = executable(pool, state, plan)
-    with undone_on_error(state):
+    try:
         proposals, entropy = draft(pool, state, executed, meter)
         if executed.k and not any(proposal.tokens for proposal in proposals):
             executed, reason = executed.without_speculation(), "no_proposal"
@@ -311,6 +314,9 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
             fed[name] = proposals
             proposals = [verdict.emitted for verdict in verdicts]
             drafter = name
+    except BaseException:
+        undo(state)
+        raise
     committed = commit(state, proposals)
     for name, shared in fed.items():
         roll_back(state, name, shared, committed)
@@ -329,17 +335,12 @@ def decode_step(pool: ModelPool, state: DecodeState, plan: Plan, clock: Clock) -
     )
 
 
-@contextlib.contextmanager
-def undone_on_error(state: DecodeState) -> Iterator[None]:
-    """Rolls every memory back to committed tokens when what runs inside fails."""
-    try:
-        yield
-    except BaseException:
-        for memory in state.memories.values():
-            ends = [len(tokens) - 1 for tokens in state.tokens]
-            memory.keep([min(end, memory.num_valid(row)) for row, end in enumerate(ends)])
-            memory.scrub()
-        raise
+def undo(state: DecodeState) -> None:
+    """Rolls every memory back to committed tokens, after a step that failed half way."""
+    for memory in state.memories.values():
+        ends = [len(tokens) - 1 for tokens in state.tokens]
+        memory.keep([min(end, memory.num_valid(row)) for row, end in enumerate(ends)])
+        memory.scrub()
 
 
 def probe_baseline(
@@ -515,27 +516,25 @@ def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor:
 def verify(
     pool: ModelPool, state: DecodeState, name: str, proposals: list[Proposal], meter: Meter
 ) -> tuple[list[Verdict], list[torch.Tensor]]:
-    """One verifier's verdict on every row, and the logits [N + 1, V] it judged by."""
+    """One verifier's verdict on every row; while D_TV is measured also the logits [N + 1, V]."""
     logits_BTV, firsts = score(pool, state, name, proposals, meter)
     best_BT = best_tokens(logits_BTV, name, state.memories[name])
     verdicts, rows = [], []
     for row, (proposal, first) in enumerate(zip(proposals, firsts, strict=True)):
-        stop = first + len(proposal.tokens) + 1
+        judged = slice(first, first + len(proposal.tokens) + 1)
         params = state.requests[row].sampling
-        logits_NV = logits_BTV[row, first:stop]
         if not state.is_active(row):
             verdict = Verdict(0, Proposal())
         elif params.is_greedy:
-            verdict = accept_greedy(proposal, best_BT[row][first:stop])
+            verdict = accept_greedy(proposal, best_BT[row][judged])
         else:
-            laws_NV = law(logits_NV, params).cpu()  # one transfer: it is drawn from on the host
+            laws_NV = law(logits_BTV[row, judged], params).cpu()  # one transfer: drawn on the host
             verdict = accept_sampling(proposal, laws_NV, state.generators[row])
         if state.measure_divergence:
-            kept = logits_NV[: len(verdict.emitted.tokens)]
-            emitted = dataclasses.replace(verdict.emitted, logits_NV=kept)
-            verdict = dataclasses.replace(verdict, emitted=emitted)
+            rows.append(logits_BTV[row, judged])
+            kept = rows[-1][: len(verdict.emitted.tokens)]
+            verdict = verdict._replace(emitted=verdict.emitted._replace(logits_NV=kept))
         verdicts.append(verdict)
-        rows.append(logits_NV)
     return verdicts, rows
 
 
@@ -630,7 +629,10 @@ def indices_of(state: DecodeState, member: NGramMember) -> list[NGramIndex]:
 
 
 def best_tokens(logits: torch.Tensor, name: str, memory: MaskedKVCache | None = None) -> list:
-    """Argmax over the vocabulary as nested lists; ``max`` is four times as fast as ``argmax``.
+    """Argmax over the vocabulary as nested lists, the first of equal ones.
+
+    On the CPU numpy finds it, ten times as fast as torch: 4 against 44 microseconds for a row of
+    49,152 logits.
 
     Args:
         logits: A member's logits [..., V].
@@ -640,14 +642,16 @@ def best_tokens(logits: torch.Tensor, name: str, memory: MaskedKVCache | None = 
     Raises:
         EngineFault: If a row of logits is not finite.
     """
-    if logits.device.type != "cpu":
+    if not logits.is_cpu:
         best: list = mark_faults(logits).tolist()  # the one place where the host waits for tokens
         is_faulty = FAULTY in best or any(isinstance(row, list) and FAULTY in row for row in best)
     else:
-        values, indices = logits.max(dim=-1)
+        scores = (logits.float() if logits.dtype in HALVES else logits).numpy()
+        indices = scores.argmax(axis=-1)  # of the first NaN where there is one
         best = indices.tolist()
-        # Few numbers: Python's own check is faster than three small operations.
-        is_faulty = not all(map(math.isfinite, values.flatten().tolist()))
+        starts = range(0, scores.size, scores.shape[-1])
+        places = map(operator.add, starts, indices.ravel().tolist())
+        is_faulty = not all(map(math.isfinite, map(scores.item, places)))
     if is_faulty:
         where = (~logits.max(dim=-1).values.isfinite()).nonzero()[0].tolist()
         raise EngineFault(

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -146,6 +147,7 @@ class Baseline:
         self.num_steps = 0
         self.window = window
         self.samples: dict[int, list[float]] = {}
+        self.medians: dict[int, float] = {}
 
     def is_due(self, kv_length: int) -> bool:
         """Whether a probe is wanted: an unknown bucket, or ``every`` iterations since the last."""
@@ -158,11 +160,18 @@ class Baseline:
     def add(self, kv_length: int, seconds: list[float]) -> None:
         """Takes the samples of one probe at this KV length."""
         bucket = kv_length // self.bucket
-        self.samples[bucket] = (self.samples.get(bucket, []) + seconds)[-self.window :]
+        self.restore({bucket: (self.samples.get(bucket, []) + seconds)[-self.window :]})
         self.num_steps = 0
+
+    def restore(self, samples: Mapping[int, list[float]]) -> None:
+        """Takes these as the buckets' samples: what ``samples`` of another baseline holds."""
+        self.samples.update(samples)
+        self.medians |= {bucket: statistics.median(samples[bucket]) for bucket in samples}
 
     def seconds(self, kv_length: int) -> float:
         """The baseline at this KV length: its bucket's median, else the nearest bucket's."""
-        assert self.samples, "the baseline was asked for before its first probe"
+        assert self.medians, "the baseline was asked for before its first probe"
         wanted = kv_length // self.bucket
-        return statistics.median(self.samples[min(self.samples, key=lambda b: abs(b - wanted))])
+        if wanted in self.medians:
+            return self.medians[wanted]
+        return self.medians[min(self.medians, key=lambda bucket: abs(bucket - wanted))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -98,8 +99,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Tokens one level hands to the next, for one row of the batch.
 
     Attributes:
@@ -114,8 +114,7 @@ class Proposal:
     logits_NV: torch.Tensor | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one verifier made of one row's proposal.
 
     Attributes:
@@ -127,8 +126,7 @@ class Verdict:
     emitted: Proposal
 
 
-@dataclasses.dataclass(frozen=True)
-class ForwardCost:
+class ForwardCost(NamedTuple):
     """What one forward of one member cost.
 
     Attributes:
@@ -151,8 +149,7 @@ class ForwardCost:
     unique_experts: tuple[float, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one decode iteration did and what it cost.
 
     Attributes:
@@ -184,12 +181,12 @@ class StepResult:
     @property
     def num_tokens(self) -> int:
         """Committed tokens, over all rows."""
-        return sum(len(row) for row in self.tokens)
+        return sum(map(len, self.tokens))
 
     @property
     def num_active(self) -> int:
         """Rows that decoded: each got a token at least."""
-        return sum(bool(row) for row in self.tokens)
+        return sum(map(bool, self.tokens))
 
     @property
     def num_drafted(self) -> int:
@@ -201,9 +198,13 @@ class StepResult:
         """Proposed tokens the target accepted, over all rows."""
         return self.accepted_per_level[-1] if self.accepted_per_level else 0
 
-    def seconds_of(self, role: str) -> float:
-        """Seconds of the forwards with this role."""
-        return sum(cost.seconds for cost in self.forwards if cost.role == role)
+    @property
+    def role_seconds(self) -> dict[str, float]:
+        """Seconds of the forwards of each role."""
+        seconds = {"draft": 0.0, "verify": 0.0, "catchup": 0.0}
+        for cost in self.forwards:
+            seconds[cost.role] += cost.seconds
+        return seconds
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

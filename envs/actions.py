@@ -63,11 +63,11 @@ class ActionTable:
 
     def allows(self, state: DecodeState, action: int) -> bool:
         """One action's entry of the mask."""
+        if action == 0:
+            return True
         remaining, longest = sizes(state)
         most = self.plans[action].max_tokens
-        return action == 0 or (
-            most <= remaining and longest + most <= int(self.context_limits[action])
-        )
+        return most <= remaining and longest + most <= int(self.context_limits[action])
 
     def allowed(self, num_remaining: int | np.ndarray, num_tokens: int | np.ndarray) -> np.ndarray:
         """Which actions can run where this much budget is left and the text is this long.
@@ -88,6 +88,8 @@ class ActionTable:
 
 def sizes(state: DecodeState) -> tuple[int, int]:
     """Tokens left of the largest budget among rows that decode, and tokens of the longest text."""
-    rows = state.active_rows
-    remaining = max(map(state.num_remaining, rows), default=0)
-    return remaining, max((len(state.tokens[row]) for row in rows), default=0)
+    remaining = longest = 0
+    for row in state.active_rows:
+        remaining = max(remaining, state.num_remaining(row))
+        longest = max(longest, len(state.tokens[row]))
+    return remaining, longest

@@ -234,7 +234,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         state = self.rows.start(self.stream, self.clock, self.exact)
         prefill_seconds = self.clock.now() - started
         self.num_left -= self.batch_size
-        self.refresh_baseline(state)
+        self.refresh_baseline(state, state.kv_length)
         requests = [self.rows.describe(state, row) for row in range(self.batch_size)]
         info = {
             "request_id": self.request_id,
@@ -260,7 +260,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         started = self.clock.now()
         state = start(self.pool, [decode_request], self.clock, exact=self.exact)
         prefill_seconds = self.clock.now() - started
-        self.refresh_baseline(state)
+        self.refresh_baseline(state, state.kv_length)
         info = {
             "request_id": self.request_id,
             "num_prompt": len(decode_request.prompt),
@@ -293,12 +293,13 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             return self.fault(error, 0.0, {**known, "action_mask": self.action_masks()})
         if result.executed.k:
             self.num_speculative[result.executed.chain] += 1
-        info = {**known, **self.describe(result, baseline_seconds)}
+        info = self.describe(result, baseline_seconds)
+        info |= known
         if not allowed:
             info["reason"] = "masked"
         info["controller_seconds"] = controller_seconds
         self.observer.update(result, info["utility"], info["unique_experts"])
-        reward = self.reward_of(result.num_tokens, result.seconds, baseline_seconds)
+        reward = self.reward_of(info["tokens"], result.seconds, baseline_seconds)
         self.observation = self.observer.observe(self.state)
         info["action_mask"] = self.action_masks()
         info["total_seconds"] = self.clock.now() - self.mark
@@ -318,7 +319,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             joined = self.rows.fill(self.state, self.stream, self.num_left, self.clock)
             self.num_left -= len(joined)
             if not self.state.is_finished:
-                self.refresh_baseline(self.state)
+                self.refresh_baseline(self.state, self.state.kv_length)
         except Exception as error:  # the probe's or a prefill's
             return self.fault(error, reward, info)
         if joined:
@@ -344,7 +345,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
                     _, info["next_request"] = self.begin(None)
                     info["action_mask"] = self.action_masks()
             else:
-                self.refresh_baseline(self.state)
+                self.refresh_baseline(self.state, info["kv_len"])
         except Exception as error:  # the probe's or the next prefill's
             return self.fault(error, reward, info)
         self.mark = self.clock.now()
@@ -376,9 +377,8 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
             is_asked and self.num_speculative[plan.chain] % self.divergence_every == 0
         )
 
-    def refresh_baseline(self, state: DecodeState) -> None:
-        """Probes the baseline here when that is due; charged to nobody."""
-        length = state.kv_length
+    def refresh_baseline(self, state: DecodeState, length: int) -> None:
+        """Probes the baseline at this KV length when that is due; charged to nobody."""
         if self.baseline.is_due(length):
             samples = probe_baseline(self.pool, state, self.clock, self.baseline.num_samples)
             self.baseline.add(length, samples)
@@ -386,11 +386,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
     def describe(self, result: StepResult, baseline_seconds: float) -> dict[str, Any]:
         """The step's ``info``, but for what the environment alone knows."""
         assert self.state is not None
-        known = describe_step(result, baseline_seconds, self.table, self.layout.experts_per_token)
-        return known | {
-            "kv_len": self.state.kv_length,
-            "context_len": max(map(len, self.state.tokens)),
-        }
+        info = describe_step(result, baseline_seconds, self.table, self.layout.experts_per_token)
+        info["kv_len"] = self.state.kv_length
+        info["context_len"] = max(map(len, self.state.tokens))
+        return info
 
     def render(self) -> str | None:  # type: ignore[override]
         """The request's text so far (token ids without a tokenizer), in mode ``ansi``."""

@@ -20,7 +20,7 @@ def describe_step(
         table: Which action each plan is.
         experts_per_token: Of the target; 0 for a dense one.
     """
-    plan = result.executed
+    plan, seconds = result.executed, result.role_seconds
     return {
         "tokens": result.num_tokens,
         "drafted": result.num_drafted,
@@ -32,9 +32,9 @@ def describe_step(
         "executed_action": table.index(plan),
         "reason": result.reason,
         "iter_seconds": result.seconds,
-        "draft_seconds": result.seconds_of("draft"),
-        "verify_seconds": result.seconds_of("verify"),
-        "catchup_seconds": result.seconds_of("catchup"),
+        "draft_seconds": seconds["draft"],
+        "verify_seconds": seconds["verify"],
+        "catchup_seconds": seconds["catchup"],
         "baseline_seconds": baseline_seconds,
         "utility": utility_of(result.num_tokens, result.seconds, baseline_seconds),
         "forwards": [describe_forward(cost) for cost in result.forwards],

@@ -47,6 +47,7 @@ class Observer:
         self.high = np.array([f.high for f in self.features], dtype=np.float32)
         self.pairs_of = {c: tuple(map(">".join, itertools.pairwise(c))) for c in layout.chains}
         self.chains = tuple(map(">".join, layout.chains))
+        self.followers = layout.followers
         self.reader = TextReader(classes, layout.ngram_window)
         self.clear()
 
@@ -103,7 +104,7 @@ class Observer:
         """
         rows = state.active_rows or range(state.batch_size)
         positions = [self.position(state, row) for row in rows]
-        lags = [state.num_lagging(name) for name in self.layout.followers]
+        lags = [state.num_lagging(name) for name in self.followers]
         return self.observation(mean_entries(positions), lags)
 
     def position(self, state: DecodeState, row: int) -> tuple[float, ...]:

@@ -282,7 +282,7 @@ class Comparison:
                 self.controllers[name].load_state_dict(learned)
                 self.envs[name].observer.restore(statistics)
             for exact, samples in self.done.baselines.items():
-                self.baselines[exact].samples.update(samples)
+                self.baselines[exact].restore(samples)
             self.console.print(f"going on after {self.done.num_rounds} compared requests")
         steps_path = self.folder / STEPS_FILE
         steps_path.touch()

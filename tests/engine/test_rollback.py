@@ -194,7 +194,7 @@ def test_an_idle_member_catches_up_and_the_catch_up_is_counted(pool):
     assert [cost.role for cost in costs] == ["catchup", "draft", "draft"]
     assert [cost.num_tokens for cost in costs] == [16, lag + 5, 1]
     assert [cost.num_catchup for cost in costs] == [16, lag + 4, 0]
-    assert result.seconds_of("catchup") > 0
+    assert result.role_seconds["catchup"] > 0
 
 
 @pytest.mark.parametrize("num_levels", [2, 3, 4])

@@ -125,7 +125,7 @@ def hand_on_the_drafters_law(proposal, laws_NV, generator):
     """The mistake: what a verifier emits carries the law of what was proposed to it."""
     verdict = accept_sampling(proposal, laws_NV, generator)
     laws = laws_NV if proposal.laws_NV is None else torch.cat([proposal.laws_NV, laws_NV[-1:]])
-    emitted = dataclasses.replace(verdict.emitted, laws_NV=laws[: len(verdict.emitted.tokens)])
+    emitted = verdict.emitted._replace(laws_NV=laws[: len(verdict.emitted.tokens)])
     return Verdict(verdict.num_accepted, emitted)
 
 

@@ -46,7 +46,7 @@ def test_a_smaller_member_costs_less_on_the_counting_clock():
     pool.model("draft").num_active_parameters //= 10
     state = start(pool, [DecodeRequest((1, 2, 1), 40)], clock)
     result = decode_step(pool, state, Plan(("draft", "target"), 1), clock)
-    drafted, verified = result.seconds_of("draft"), result.seconds_of("verify")
+    drafted, verified = result.role_seconds["draft"], result.role_seconds["verify"]
     assert drafted == pytest.approx(verified / 10, rel=0.2)
 
 

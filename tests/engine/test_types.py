@@ -71,4 +71,4 @@ def test_a_step_result_sums_over_rows_and_levels():
         finish_reasons=(None, "eos", None),
     )
     assert (result.num_tokens, result.num_drafted, result.num_accepted) == (4, 5, 2)
-    assert [result.seconds_of(role) for role in ("draft", "verify", "catchup")] == [1.5, 2.0, 0.25]
+    assert result.role_seconds == {"draft": 1.5, "verify": 2.0, "catchup": 0.25}
