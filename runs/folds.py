@@ -64,21 +64,24 @@ def cross_validate(
 
 
 def estimate_causal(
-    traces: TraceSet, judged: Sequence[str], num_folds: int, seed: int, console: Console
+    agent: str, folds: Sequence[TraceSet], judged: Sequence[str], seed: int, console: Console
 ) -> np.ndarray:
     """What a causal policy can reach, seconds on each judged request, [R].
 
     The clairvoyant oracle knows the future, so it says little about how good a controller can be.
-    Here imitation learns from all requests but those of a fold, the held-out ones included, and is
+    Here an agent learns from all requests but those of a fold, the held-out ones included, and is
     judged on the fold's: more to learn from than a policy may have that is to be compared on
     held-out requests. It is a reached value: the best causal policy is not below it.
 
-    Raises:
-        ValueError: If there are fewer requests than folds.
+    Args:
+        agent: What learns.
+        folds: As of ``make_folds``; together they judge all of ``judged``.
+        judged: Ids of the requests.
+        seed: Of the trainings.
+        console: Where the bar is.
     """
-    settings = dataclasses.replace(find_agent("imitation").settings, seed=seed)
-    folds = list(make_folds(traces, judged, num_folds))
+    settings = dataclasses.replace(find_agent(agent).settings, seed=seed)
     with make_bar("estimating the best causal policy", "folds", console) as bar:
-        task = bar.add_task("", total=num_folds, note="")
+        task = bar.add_task("", total=len(folds), note="")
         seconds = cross_validate(settings, folds, lambda: bar.advance(task))
     return np.array([seconds[name][1] for name in judged])

@@ -22,9 +22,10 @@ from specgym.envs.traces import Trace, TraceSet, load_traces
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
-from specgym.runs.folds import estimate_causal
+from specgym.runs.folds import estimate_causal, make_folds
 from specgym.runs.loop import Controller, begin_request, run_steps
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
+from specgym.runs.train_replay import find_agent
 from specgym.runs.yardstick import make_problem
 
 BEST_FIXED = "best fixed, training"
@@ -47,8 +48,9 @@ class ReplayConfig:
             fastest.
         seed: Seeds controllers that draw, and the order of training requests.
         causal_folds: Parts of the requests for an estimate of the best causal policy: each part is
-            played by a policy that imitation fits to all other requests, which takes minutes; 0
-            leaves the estimate out.
+            played by a policy that an agent learns from all other requests, which takes minutes;
+            0 leaves the estimate out.
+        causal_agent: The agent that learns for the estimate.
         max_states: States above which the oracle is a bracket.
         json: Where the figures are written.
     """
@@ -60,6 +62,7 @@ class ReplayConfig:
     subject: str = ""
     seed: int = 0
     causal_folds: int = 0
+    causal_agent: str = "imitation"
     max_states: int = MAX_STATES
     json: Path | None = None
 
@@ -86,6 +89,9 @@ def replay(config: ReplayConfig, console: Console) -> dict[str, Any]:
         ValueError: If settings, the file or a controller are refused.
     """
     traces = load_traces(config.traces)
+    names = [trace.request_id for trace in traces.part(config.split).traces]
+    folds = list(make_folds(traces, names, config.causal_folds)) if config.causal_folds else []
+    find_agent(config.causal_agent)  # refused before what takes long
     played = {name: play_split(traces, name, config) for name in config.controllers}
     arena = Arena(traces, config)
     with make_bar("solving the oracle", "requests", console) as bar:
@@ -93,10 +99,9 @@ def replay(config: ReplayConfig, console: Console) -> dict[str, Any]:
         for index, trace in enumerate(arena.traces):
             arena.add(trace, {name: actions[index] for name, actions in played.items()})
             bar.update(task, completed=index + 1)
-    if config.causal_folds:
-        names = [trace.request_id for trace in arena.traces]
+    if folds:
         arena.estimates[CAUSAL] = estimate_causal(
-            traces, names, config.causal_folds, config.seed, console
+            config.causal_agent, folds, names, config.seed, console
         )
     figures = arena.figures()
     if config.json:

@@ -130,11 +130,12 @@ def small_agent(name, changes):
 def test_the_causal_estimate_judges_every_request_by_another_policy(traces, monkeypatch, fold_sets):
     monkeypatch.setattr(folds_module, "find_agent", lambda name: small_agent(name, SMALL))
     judged = ids(traces, "held-out")
-    seconds = estimate_causal(traces, judged, 2, 0, Console(quiet=True))
+    folds = list(make_folds(traces, judged, 2))
+    seconds = estimate_causal("imitation", folds, judged, 0, Console(quiet=True))
     assert seconds.shape == (4,)
     assert [held for _, held in fold_sets] == [set(judged[::2]), set(judged[1::2])]
     assert all(fitted >= set(ids(traces, "train")) for fitted, _ in fold_sets)
-    again = estimate_causal(traces, judged, 2, 0, Console(quiet=True))
+    again = estimate_causal("imitation", folds, judged, 0, Console(quiet=True))
     assert np.array_equal(seconds, again)
 
 
