@@ -20,7 +20,7 @@ from specgym.engine.testing import (
     tiny_tokenizer,
 )
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.types import EngineFault, Plan, SamplingParams
 from specgym.engine.vocabulary import check_tokenizers
 
 VOCAB, PADS = 12, 64
@@ -240,6 +240,20 @@ def test_ties_go_to_the_lowest_id(dtype, vocab):
         for index in range(4):
             values = logits[row, index].tolist()
             assert best[row][index] == values.index(max(values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", [(0, 0), (1, 2)])
+def test_a_row_that_is_not_finite_is_found_wherever_it_is(dtype, place):
+    wide = torch.randn(2, 3, 70, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits = wide[..., :61]  # as of a padded vocabulary: rows do not lie end to end
+    wide[..., 61:] = torch.nan
+    assert best_tokens(logits, "target") == logits.float().argmax(dim=-1).tolist()
+    for index, value in ((7, torch.nan), (60, torch.inf), (slice(None), -torch.inf)):
+        broken = wide.clone()[..., :61]
+        broken[(*place, index)] = value
+        with pytest.raises(EngineFault, match=rf"position \[{place[0]}, {place[1]}\]"):
+            best_tokens(broken, "target")
 
 
 def test_ties_of_drafter_and_target_are_broken_alike():
