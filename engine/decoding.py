@@ -144,6 +144,11 @@ class DecodeState:
         return self.finish_reasons[row] is None
 
     @property
+    def num_active(self) -> int:
+        """How many rows still decode."""
+        return self.finish_reasons.count(None)
+
+    @property
     def active_rows(self) -> list[int]:
         """Rows that still decode."""
         return [row for row, reason in enumerate(self.finish_reasons) if reason is None]
@@ -567,8 +572,9 @@ def memory_of(state: DecodeState, member: NeuralMember, meter: Meter) -> MaskedK
         if isinstance(memory, EagleMemory):
             memory.source = memory_of(state, state.pool.model(state.pool.target), meter)
         state.memories[member.name] = memory
-    for row in state.active_rows:
-        prefill(state, member, memory, row, meter)
+    for row, request in enumerate(state.requests):
+        if memory.num_eaten(row) < len(request.prompt) - 1 and state.is_active(row):
+            prefill(state, member, memory, row, meter)
     return memory
 
 

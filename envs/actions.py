@@ -89,7 +89,8 @@ class ActionTable:
 def sizes(state: DecodeState) -> tuple[int, int]:
     """Tokens left of the largest budget among rows that decode, and tokens of the longest text."""
     remaining = longest = 0
-    for row in state.active_rows:
-        remaining = max(remaining, state.num_remaining(row))
-        longest = max(longest, len(state.tokens[row]))
+    for row, reason in enumerate(state.finish_reasons):
+        if reason is None:
+            remaining = max(remaining, state.num_remaining(row))
+            longest = max(longest, len(state.tokens[row]))
     return remaining, longest

@@ -284,7 +284,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         allowed = self.table.allows(self.state, int(action))
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
-        baseline_seconds /= len(self.state.active_rows)
+        baseline_seconds /= self.state.num_active
         self.schedule_divergence(plan)
         known = {"request_id": self.request_id, "asked_action": int(action)}
         try:
