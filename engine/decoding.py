@@ -195,10 +195,8 @@ class Meter:
         """What the forwards cost, in order; to be read when the device has done them."""
         between = self.clock.between
         return tuple(
-            [
-                ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
-                for what, started, ended, loads in self.records
-            ]
+            ForwardCost(*what, between(started, ended), count_unique(loads) if loads else ())
+            for what, started, ended, loads in self.records
         )
 
     def forward(
@@ -572,9 +570,8 @@ def memory_of(state: DecodeState, member: NeuralMember, meter: Meter) -> MaskedK
         if isinstance(memory, EagleMemory):
             memory.source = memory_of(state, state.pool.model(state.pool.target), meter)
         state.memories[member.name] = memory
-    for row, request in enumerate(state.requests):
-        if memory.num_eaten(row) < len(request.prompt) - 1 and state.is_active(row):
-            prefill(state, member, memory, row, meter)
+    for row in state.active_rows:
+        prefill(state, member, memory, row, meter)
     return memory
 
 
