@@ -42,7 +42,7 @@ def visited_experts(
     Returns:
         bool [len(text), L, E], and bool [len(branch), L, E] for each branch.
     """
-    assert member.dispatch is not None, f"{member.name} has no experts"
+    assert member.experts is not None, f"{member.name} has no experts"
     memory = member.new_memory(1, len(text) + ROWS)
     parts = []
     for first in range(0, len(text), ROWS):

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from typing import Self
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
@@ -78,6 +79,7 @@ class MaskedKVCache(Cache):
         self.row_slots: list[list[int]] = [[] for _ in range(batch_size)]
         self.features_BSF: torch.Tensor | None = None
         self.window: StaticWindow | None = None
+        self.addresses: np.ndarray | None = None  # of the buffers, for compiled forwards
         shape = (batch_size, num_slots)
         kinds = (torch.empty(0, dtype=kind, device=device) for kind in (torch.bool, torch.long))
         self.valid_BS = allocate(name, "validity mask", next(kinds), shape)
@@ -94,6 +96,7 @@ class MaskedKVCache(Cache):
         view.row_slots = [self.row_slots[row]]
         view.valid_BS, view.positions_BS = self.valid_BS[only], self.positions_BS[only]
         view.rows_B1, view.window_slots_BT = self.rows_B1[:1], None
+        view.addresses = None
         if self.features_BSF is not None:
             view.features_BSF = self.features_BSF[only]
         view.buffers = [RowLayer(view, layer, row) for layer in self.buffers]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specgym.engine.graphs import MAX_GRAPHS, Capture, Forward, GraphRunner, Tensors, log_eager
+from specgym.engine.graphs import MAX_GRAPHS, Forward, GraphRunner, Tensors, log_eager
 from specgym.engine.members import ModelMember
 
 
@@ -142,9 +142,6 @@ def accelerate(members: Iterable[Any], *, graphs: bool = True, compiled: bool = 
             if member.device not in shared:
                 shared[member.device] = CudaCapture(member.device, compiled=compiled)
             member.graphs = GraphRunner(member, shared[member.device])
-        elif compiled:
-            capture: Capture = compile_forward
-            member.graphs = GraphRunner(member, capture)
 
 
 def why_eager(member: Any, *, compiled: bool) -> str:
@@ -152,12 +149,10 @@ def why_eager(member: Any, *, compiled: bool) -> str:
     if not isinstance(member, ModelMember):
         return "the features an EAGLE head reads are picked on the host"
     on_cuda = member.device.type == "cuda"
-    if not compiled and not on_cuda:
-        return "there are no CUDA graphs on this device"
+    if not on_cuda:
+        return "there are no CUDA graphs on this device, and its forwards are compiled as they are"
     if compiled and member.lean is None:
         return f"only lean forwards are compiled, and there is none for a {member.architecture}"
     if member.frozen_rotaries:
         return "its rotary factors are chosen per request"
-    if member.dispatch is not None and not on_cuda:
-        return "on a CPU its experts are chosen on the host"
     return ""

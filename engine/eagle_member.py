@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.compiled.eagle import CompiledEagle
 from specgym.engine.eagle import EagleCheckpoint
 from specgym.engine.kernels import fold_mask, last_rows, pad_tokens, widen
 from specgym.engine.lean_eagle import LeanEagle, Rotation
-from specgym.engine.linears import is_rowwise, linear, stream_dtype
-from specgym.engine.members import num_computed
+from specgym.engine.linears import linear
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 CAUSAL_ROWS = 16  # longest window whose mask is looked up
@@ -28,11 +29,13 @@ class EagleMemory(MaskedKVCache):
     Attributes:
         source: The target's memory, which holds the features of every committed token.
         guess_B1H: The last output of each row, which stands for the next position's features.
+        guesses: The same of a compiled head, float32 [B, H].
         factors: Rotary factors of every position, [S, 1, D].
     """
 
     source: MaskedKVCache
     guess_B1H: torch.Tensor | None = None
+    guesses: np.ndarray | None = None
     factors: Rotation
     causal_TS: torch.Tensor | None = None
     keeps_drafts = False
@@ -97,6 +100,7 @@ class EagleMember:
         target: The target, before a ``ModelMember`` takes it over: the head may use its embedding
             and rows of its vocabulary head.
         num_tokens: Token ids the tokenizer knows; None takes the target's whole vocabulary.
+        compiled: Use the compiled forward on a CPU.
 
     Raises:
         ValueError: If the head was made for a target of other sizes.
@@ -109,7 +113,12 @@ class EagleMember:
     setup_seconds = 0.0  # and captures nothing
 
     def __init__(
-        self, name: str, checkpoint: EagleCheckpoint, target: Any, num_tokens: int | None = None
+        self,
+        name: str,
+        checkpoint: EagleCheckpoint,
+        target: Any,
+        num_tokens: int | None = None,
+        compiled: bool = True,
     ):
         config = target.config.get_text_config()
         shape = checkpoint.head.shape
@@ -125,10 +134,7 @@ class EagleMember:
         self.device, self.dtype = rows.device, rows.dtype
         own = None if checkpoint.embedding is None else complete(checkpoint, rows)
         self.embedding = rows if own is None else own.to(self.device, self.dtype)
-        self.stream = stream_dtype(rows)
         head = checkpoint.head.to(self.device, self.dtype)
-        self.is_rowwise = is_rowwise(p for p in head.parameters() if p.dim() > 1)
-        self.lean = LeanEagle(head)
         num_heads = shape.config.num_attention_heads
         self.groups = num_heads // (shape.config.num_key_value_heads or num_heads)
         draft_ids = checkpoint.draft_ids
@@ -145,7 +151,17 @@ class EagleMember:
         sizes = [p.numel() for p in checkpoint.head.parameters()]
         self.num_parameters = sum(sizes) + rows.numel() + (0 if own is None else own.numel())
         self.num_bytes = self.num_parameters * rows.element_size()
-        self.vocab_head = linear(rows)
+        self.compiled: CompiledEagle | None = None
+        if compiled and self.device.type == "cpu":
+            self.compiled = CompiledEagle(head, self.embedding, rows)
+        else:
+            self.lean = LeanEagle(head)
+            self.vocab_head = linear(rows)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a token's bits never depend on what else a forward computes."""
+        return self.compiled is not None
 
     @property
     def clock_cost(self) -> float:
@@ -156,6 +172,8 @@ class EagleMember:
         """Remembers where its features stand among all that the target keeps."""
         size = self.feature_size
         firsts = [target_taps.index(tap) for tap in self.taps]
+        if self.compiled is not None:
+            self.compiled.set_columns([first * size for first in firsts], len(target_taps) * size)
         if firsts == list(range(firsts[0], firsts[0] + len(firsts))):
             self.columns = slice(firsts[0] * size, (firsts[-1] + 1) * size)
             return
@@ -185,8 +203,9 @@ class EagleMember:
             name=self.name,
             aligned=aligned,
         )
-        like = self.embedding.new_empty(0, dtype=self.stream)
-        memory.factors = self.lean.factors(num_slots, self.context_limit, like)
+        if self.compiled is None:
+            like = self.embedding.new_empty(0)
+            memory.factors = self.lean.factors(num_slots, self.context_limit, like)
         return memory
 
     @torch.inference_mode()
@@ -215,12 +234,17 @@ class EagleMember:
         """
         assert isinstance(memory, EagleMemory)
         counts = [len(tokens) for tokens in fed]
-        width = num_computed(self.is_rowwise, memory, counts, num_rows)
+        if self.compiled is not None:
+            logits = self.forward_compiled(memory, fed, counts, need_logits=need_logits)
+            if logits is None or last_only:
+                return logits
+            return widen(logits, self.draft_ids, self.vocab_size)
+        width = num_rows or max(counts)
         memory.make_room(width)
         mask = memory.bias(counts, num_rows or width)
         folded_mask = None if mask is None else fold_mask(mask, self.groups)
         tokens_BT = pad_tokens(fed, width, self.device)
-        embeds = F.embedding(tokens_BT, self.embedding).to(self.stream)
+        embeds = F.embedding(tokens_BT, self.embedding)
         taken = self.taken(memory, counts, width)
         rotation = memory.rotation(width)
         hidden_BTH = self.lean(embeds, taken, rotation, folded_mask, memory)
@@ -234,6 +258,30 @@ class EagleMember:
         logits = self.vocab_head(self.lean.before_head(memory.guess_B1H))
         return logits if last_only else widen(logits, self.draft_ids, self.vocab_size)
 
+    def forward_compiled(
+        self,
+        memory: EagleMemory,
+        fed: Sequence[Sequence[int]],
+        counts: list[int],
+        *,
+        need_logits: bool,
+    ) -> torch.Tensor | None:
+        """As ``forward``, in one compiled call: logits [B, 1, rows of its head]."""
+        assert self.compiled is not None
+        features = memory.source.features_BSF
+        assert features is not None, f"{self.name}: the target has kept no features"
+        memory.make_room(max(counts))
+        sources = []
+        for row, count in enumerate(counts):
+            first = memory.num_valid(row)
+            known = memory.source.row_slots[row][first : first + count]
+            assert not count or known or count == 1
+            sources.append(known or [-1] * count)
+        out = torch.empty(len(fed), 1, self.compiled.num_outputs) if need_logits else None
+        memory.guesses = self.compiled.forward(memory, fed, sources, features, memory.guesses, out)
+        memory.advance(counts, max(counts))
+        return out
+
     def taken(self, memory: EagleMemory, counts: list[int], width: int) -> torch.Tensor:
         """What stands for features at each position of a window, [B, T, hidden]."""
         guessing = [
@@ -246,7 +294,7 @@ class EagleMember:
         assert all(counts[row] == 1 for row in guessing)
         if guess_B1H is not None and len(guessing) == sum(map(bool, counts)):
             return F.pad(guess_B1H, (0, 0, 0, width - 1)) if width > 1 else guess_B1H
-        taken = self.lean.take_in(self.read(memory, counts, width).to(self.stream))
+        taken = self.lean.take_in(self.read(memory, counts, width))
         if guess_B1H is not None and guessing:
             taken[guessing, 0] = guess_B1H[guessing, 0]
         return taken

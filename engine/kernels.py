@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specgym.engine.linears import by_rows, linear, stream_dtype
+from specgym.engine.linears import linear
 from specgym.engine.transfer import to_device
 
 
@@ -65,7 +65,6 @@ class LeanLlama:
         self.hidden_size = config.hidden_size
         self.layer_types: Sequence[str] = getattr(config, "layer_types", None) or ()
         self.embedding = model.model.embed_tokens.weight
-        self.stream = stream_dtype(self.embedding)
         self.rotary = model.model.rotary_emb
         self.final_norm = Norm(model.model.norm.weight, config.rms_norm_eps)
         make, project = feed_forward or FeedForward, project or fuse_qkv
@@ -104,7 +103,7 @@ class LeanLlama:
         The mask is additive; one per layer type where a model mixes them. It may have more rows
         than there are tokens, see ``attend_folded``.
         """
-        x = F.embedding(tokens_BT, self.embedding).to(self.stream)
+        x = F.embedding(tokens_BT, self.embedding)
         cos, sin = (half[:, :, None, :] for half in self.rotary(x, positions_BT))
         turn = rotation(cos, sin)
         masks = self.fold(mask_B1TS)
@@ -138,15 +137,14 @@ class LeanLlama:
         G, D = self.num_kv_heads, self.head_dim
         states = layer.qkv(layer.attention_norm(x))
         states = states.view(B, T, self.num_heads + 2 * G, D)
-        dtype = self.embedding.dtype
-        rotated = rotate(states[:, :, : self.num_heads + G], *turn).to(dtype)
+        rotated = rotate(states[:, :, : self.num_heads + G], *turn)
         keys, values = cache.update(
             rotated[:, :, self.num_heads :].transpose(1, 2),
-            states[:, :, self.num_heads + G :].to(dtype).transpose(1, 2),
+            states[:, :, self.num_heads + G :].transpose(1, 2),
             index,
         )
         queries = rotated[:, :, : self.num_heads]
-        mixed = attend_folded(queries, keys, values, folded_mask).to(x.dtype)
+        mixed = attend_folded(queries, keys, values, folded_mask)
         return layer.output(mixed.reshape(B, T, self.num_heads * D))
 
 
@@ -162,10 +160,7 @@ class LeanLayer:
 
 
 class Norm:
-    """An RMS norm over the last dimension, in the type of the hidden states between linears.
-
-    Where bf16 weights meet states in float32, it is four small operations in place of six: the
-    root of sum(x^2) + n eps is the hypotenuse of the vector's length and the root of n eps.
+    """An RMS norm over the last dimension.
 
     Args:
         weight: Factor of each entry, [n].
@@ -173,19 +168,11 @@ class Norm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float):
-        self.weight, self.eps = weight.detach().to(stream_dtype(weight)), eps
-        self.size = len(weight)
-        self.scaled: torch.Tensor | None = None
-        if self.weight.dtype != weight.dtype:
-            self.scaled = self.weight * self.size**0.5
-            self.short = self.weight.new_tensor((self.size * eps) ** 0.5)
+        self.weight, self.eps, self.size = weight.detach(), eps, len(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The normed states, [..., n]."""
-        if self.scaled is None:
-            return F.rms_norm(x, (self.size,), self.weight, self.eps)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.mul(x, self.scaled).div_(torch.hypot(length, self.short))
+        return F.rms_norm(x, (self.size,), self.weight, self.eps)
 
 
 class FeedForward:
@@ -197,7 +184,7 @@ class FeedForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output, [B, T, hidden]."""
-        return self.down(by_rows(gated, self.gate_up(x)))
+        return self.down(gated(self.gate_up(x)))
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

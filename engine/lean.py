@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from specgym.engine.kernels import FeedForward, LeanLlama, Norm, fuse_qkv
-from specgym.engine.linears import is_plain_linear, linear, stream_dtype
+from specgym.engine.linears import is_plain_linear, linear
 from specgym.engine.moe import dispatch_experts
 
 
@@ -45,7 +45,7 @@ class NormedHeads:
             for proj, norm in norms
         ]
         # The key heads' rows follow the query heads'.
-        self.weights_HD = torch.cat(weights).to(stream_dtype(weights[0]))
+        self.weights_HD = torch.cat(weights)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The states in front of the rotation, [..., (H + 2G) D]."""

@@ -11,7 +11,6 @@ import torch
 from specgym.engine.capture import accelerate
 from specgym.engine.drafters import binding, drafter_folder, hash_drafter, load_drafter
 from specgym.engine.hub import fetch_head
-from specgym.engine.linears import packing_works
 from specgym.engine.members import NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, Member, ModelPool
 from specgym.engine.recipes import RECIPES, split_recipe
@@ -88,19 +87,13 @@ def parse_pool(spec: str) -> dict[str, str]:
     return sources
 
 
-def default_dtype(device: str) -> torch.dtype:
-    """bfloat16 where the device computes it fast, else float32."""
-    fast = torch.device(device).type != "cpu" or packing_works(torch.bfloat16)
-    return torch.bfloat16 if fast else torch.float32
-
-
 def load_pool(
     spec: str = "smollm2",
     *,
     k_values: Sequence[int] = DEFAULT_K_VALUES,
     chains: Sequence[tuple[str, ...]] | None = None,
     device: str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.bfloat16,
     graphs: bool = True,
     compiled: bool = False,
 ) -> ModelPool:
@@ -115,7 +108,7 @@ def load_pool(
             ``dense``, what the target was upcycled from: it computes the same function, so its
             acceptance is an artefact, and it is in no default chain.
         device: Where the models run.
-        dtype: Type of the weights; None takes bfloat16 where it is fast.
+        dtype: Type of the weights.
         graphs: Replay captured CUDA graphs where the device has them.
         compiled: Compile the lean forwards with torch.compile, for tens of seconds per shape; in
             exact mode the tokens may then be other ones at near-ties than without. On a CPU a
@@ -131,7 +124,6 @@ def load_pool(
     if recipe is not None and any(DENSE_MEMBER in chain for chain in chains or ()):
         sources = {DENSE_MEMBER: recipe.base, **sources}
     sources = {n: source if n == "target" else fetch_head(source) for n, source in sources.items()}
-    dtype = dtype or default_dtype(device)
     folders = {name: drafter_folder(source) for name, source in sources.items()}
     loaded = {
         name: load_source(source, dtype=dtype, device=device)

@@ -17,15 +17,15 @@ from transformers import PreTrainedModel
 
 from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.compiled.llama import CompiledLlama, why_not_compiled
 from specgym.engine.graphs import GraphRunner
 from specgym.engine.kernels import last_rows, pad_tokens, widen
 from specgym.engine.lean import make_lean
-from specgym.engine.linears import FEW_ROWS, is_rowwise, pack_linears
-from specgym.engine.moe import ExpertShape, count_unique, hook_experts
+from specgym.engine.linears import replace_linears
+from specgym.engine.moe import ExpertShape, count_unique, hook_experts, shape_of_experts
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 logger = logging.getLogger(__name__)
-PROBE_SLOTS = 64
 
 
 class ModelMember:
@@ -37,7 +37,9 @@ class ModelMember:
             experts run by our dispatch.
         num_tokens: Token ids the tokenizer knows; logits beyond (padded vocabularies) are cut
             off. None takes the model's whole vocabulary.
-        lean: Use the fused forward where the architecture has one.
+        lean: Use a forward of our own where the architecture has one: compiled on the CPU, else
+            fused.
+        compiled: Use the compiled one where there is one (tests of the fused one do not).
         draft_ids: Token id of each row of the model's head, where it is trimmed: tokens without a
             row have no mass.
 
@@ -57,6 +59,7 @@ class ModelMember:
         num_tokens: int | None = None,
         lean: bool = True,
         draft_ids: torch.Tensor | None = None,
+        compiled: bool = True,
     ):
         refuse_unmaskable(name, model)
         config = model.config.get_text_config()
@@ -85,20 +88,35 @@ class ModelMember:
             self.architecture = f"upcycled {self.architecture}"
         self.frozen_rotaries = freeze_rotaries(name, model)
         num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
-        can_be_rowwise = lean and is_rowwise(p for p in model.parameters() if p.dim() > 1)
-        self.dispatch = hook_experts(model)
+        self.compiled: CompiledLlama | None = None
+        reason = why_not_compiled(model) if lean and compiled else "it is not wanted"
+        self.dispatch = None if not reason else hook_experts(model)
+        self.expert_shape = shape_of_experts(model)
         self.num_active_parameters = self.num_parameters
         if self.experts is not None:
             idle_share = 1.0 - self.experts.experts_per_token / self.experts.num_experts
             self.num_active_parameters -= round(idle_share * num_in_experts)
-        self.lean = make_lean(model) if lean else None
-        if self.lean is None and self.device.type == "cpu":
-            pack_linears(model)
+        if not reason:
+            self.compiled = CompiledLlama(model)
+        elif self.device.type == "cpu" and lean and compiled:
+            logger.info("member %r has no compiled forward: %s", name, reason)
+        self.lean = make_lean(model) if lean and self.compiled is None else None
+        if self.compiled is None and self.lean is None and self.device.type == "cpu":
+            replace_linears(model)
         self.model = model
         self.taps: tuple[int, ...] = ()
         self.graphs: GraphRunner | None = None
-        self.is_rowwise = can_be_rowwise and self.lean is not None
-        self.is_rowwise = self.is_rowwise and self.rows_are_alike()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a token's bits never depend on what else a forward computes."""
+        return self.compiled is not None
+
+    def tap(self, taps: tuple[int, ...]) -> None:
+        """Keep the inputs of these layers as features, for heads that read them."""
+        self.taps = taps
+        if self.compiled is not None:
+            self.compiled.set_taps(taps)
 
     @property
     def clock_cost(self) -> float:
@@ -112,12 +130,17 @@ class ModelMember:
     @property
     def experts(self) -> ExpertShape | None:
         """How many experts its mixtures have; None for a dense model."""
-        return None if self.dispatch is None else self.dispatch.shape
+        return self.expert_shape
 
     @property
     def loads(self) -> Sequence[Any]:
         """Tokens per expert of the last forward, per mixture layer, as ``count_unique`` reads."""
-        return () if self.dispatch is None else self.dispatch.loads
+        if self.expert_shape is None:
+            return ()
+        if self.compiled is not None:
+            return self.compiled.loads.tolist()
+        assert self.dispatch is not None
+        return self.dispatch.loads
 
     @property
     def unique_experts(self) -> tuple[int, ...]:
@@ -171,13 +194,17 @@ class ModelMember:
             drawn_B: Tokens that stand for each row's first one, which the host has not read.
 
         Returns:
-            Logits [B, T, vocab_size], T as ``num_computed`` has it: entry t predicts what follows
-            the row's t-th token; entries of pads mean nothing. [B, 1, rows of the head] with
-            ``last_only``. None when not needed.
+            Logits [B, T, vocab_size] of ``num_rows`` or the longest row's tokens: entry t predicts
+            what follows the row's t-th token; entries of pads mean nothing. [B, 1, rows of the
+            head] with ``last_only``. None when not needed.
         """
         counts = [len(tokens) for tokens in fed]
-        is_rowwise = self.is_rowwise and self.graphs is None
-        width = num_computed(is_rowwise, memory, counts, num_rows)
+        if self.compiled is not None and self.graphs is None:
+            logits = self.forward_compiled(
+                memory, fed, counts, need_logits=need_logits, last_only=last_only
+            )
+            return self.as_asked(logits, last_only=last_only)
+        width = num_rows or max(counts)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
         if drawn_B is not None:
@@ -199,29 +226,36 @@ class ModelMember:
             features = torch.cat([states[tap] for tap in self.taps], dim=-1)
             memory.write_features(features.to(self.dtype))
         memory.advance(counts, width)
-        if not need_logits or logits is None:
-            return None
-        if last_only and self.draft_ids is not None:
+        return self.as_asked(logits if need_logits else None, last_only=last_only)
+
+    def as_asked(self, logits: torch.Tensor | None, *, last_only: bool) -> torch.Tensor | None:
+        """Logits over the pool's vocabulary; a trimmed head's as they are while drafting."""
+        if logits is None or (last_only and self.draft_ids is not None):
             return logits
         return widen(logits, self.draft_ids, self.vocab_size)
 
-    def rows_are_alike(self) -> bool:
-        """Whether a token gets the same bits alone and in windows, tried on this very model."""
-        tokens = [step % self.vocab_size for step in range(min(FEW_ROWS, self.context_limit))]
-        runs = []
-        for size in (1, 3, FEW_ROWS):
-            memory = self.new_memory(1, PROBE_SLOTS, PROBE_SLOTS, aligned=True)
-            rows: list[torch.Tensor] = []
-            for first in range(0, len(tokens), size):
-                window = tokens[first : first + size]
-                logits = self.forward(memory, [window], FEW_ROWS)
-                assert logits is not None
-                rows.append(logits[0, : len(window)])
-            runs.append(torch.cat(rows))
-        is_alike = all(torch.equal(run, runs[0]) for run in runs)
-        if not is_alike:
-            logger.warning("member %r: rows of a window mix, exact mode pads all of it", self.name)
-        return is_alike
+    def forward_compiled(
+        self,
+        memory: MaskedKVCache,
+        fed: Sequence[Sequence[int]],
+        counts: list[int],
+        *,
+        need_logits: bool,
+        last_only: bool,
+    ) -> torch.Tensor | None:
+        """As ``forward``, in one compiled call that computes no pads: logits [B, T, V rows]."""
+        assert self.compiled is not None
+        width = max(counts)
+        memory.make_room(width)
+        ends = [memory.num_valid(row) + count for row, count in enumerate(counts)]
+        assert max(ends) <= self.context_limit, f"{self.name}: {max(ends)} tokens overrun it"
+        out = None
+        if need_logits:
+            steps = 1 if last_only else width
+            out = torch.empty(len(fed), steps, self.compiled.num_outputs)
+        self.compiled.forward(memory, fed, out, last_only=last_only)
+        memory.advance(counts, width)
+        return out
 
     def window(
         self, counts: list[int], width: int, *, is_fixed: bool
@@ -274,25 +308,6 @@ class ModelMember:
             }
         everywhere = self.layer_types == {"sliding_attention"} or not self.layer_types
         return memory.mask(counts, width, sliding=everywhere)
-
-
-def num_computed(
-    is_rowwise: bool, memory: MaskedKVCache, counts: Sequence[int], num_rows: int | None
-) -> int:
-    """Rows of the token dimension a forward computes: the fixed number, or just the tokens fed.
-
-    A member that computes a row alike in any window of few rows pads its attention only.
-
-    Args:
-        is_rowwise: Whether the member is such a one.
-        memory: The rows' cache.
-        counts: Tokens fed to each row of the batch.
-        num_rows: Rows wanted so that bits are fixed; None where they need not be.
-    """
-    if num_rows is None:
-        return max(counts)
-    is_fixed = memory.kv_length is not None and len(counts) == 1
-    return max(counts) if is_rowwise and is_fixed and num_rows <= FEW_ROWS else num_rows
 
 
 def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[int, int]:

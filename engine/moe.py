@@ -19,11 +19,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specgym.engine.linears import FEW_ROWS, by_rows, linear, packing_works
+from specgym.engine.linears import linear
 from specgym.engine.routing import route_stably
 from specgym.engine.transfer import to_device
 
 IMPLEMENTATION = "specgym"  # the name our dispatch goes by in transformers
+FEW_ROWS = 8  # up to here running a row in vain costs less than gathering those that count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ class ExpertBank:
             )
             for expert in range(len(weight))
         ]
-        if weight.device.type == "cpu" and packing_works(weight.dtype):
+        if weight.device.type == "cpu":
             empty = nn.Parameter(weight.new_empty(0), requires_grad=False)
             setattr(self.experts, name, empty)
         return linears
@@ -154,7 +155,7 @@ class ExpertBank:
         """One expert's output, [N, H]."""
         hidden = self.up[expert](rows_NH)
         gate = self.experts._apply_gate if self.experts.has_gate else self.experts.act_fn
-        out = self.down[expert](by_rows(gate, hidden))
+        out = self.down[expert](gate(hidden))
         return self.experts.post_expert_norm(out) if self.experts.has_post_expert_norm else out
 
 
@@ -272,12 +273,7 @@ def hook_experts(model: PreTrainedModel) -> ExpertDispatch | None:
     Raises:
         ValueError: If transformers does not let the model's experts be run by another function.
     """
-    blocks: list[tuple[Any, Any]] = [
-        (block, child)
-        for block in model.modules()
-        for child in block.children()
-        if hasattr(child, "has_post_expert_norm") and hasattr(child, "down_proj")
-    ]
+    blocks = find_experts(model)
     if not blocks:
         return None
     model.set_experts_implementation(IMPLEMENTATION)
@@ -294,6 +290,22 @@ def hook_experts(model: PreTrainedModel) -> ExpertDispatch | None:
             experts.bank = ExpertBank(experts)
         block.forward = functools.partial(route_stably, block.forward)
     return dispatch
+
+
+def find_experts(model: PreTrainedModel) -> list[tuple[Any, Any]]:
+    """Each mixture block of a model, and its experts."""
+    return [
+        (block, child)
+        for block in model.modules()
+        for child in block.children()
+        if hasattr(child, "has_post_expert_norm") and hasattr(child, "down_proj")
+    ]
+
+
+def shape_of_experts(model: PreTrainedModel) -> ExpertShape | None:
+    """The shape of a model's mixtures; None for a dense model."""
+    blocks = find_experts(model)
+    return shape_of(model, blocks[0][1].num_experts) if blocks else None
 
 
 def shape_of(model: PreTrainedModel, num_experts: int) -> ExpertShape:

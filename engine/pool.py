@@ -219,7 +219,7 @@ def check_k_values(k_values: Sequence[int]) -> tuple[int, ...]:
 
 def tap_target(target: ModelMember, heads: Sequence[EagleMember]) -> None:
     """Has the target keep the features that the heads on it read."""
-    target.taps = tuple(sorted({tap for head in heads for tap in head.taps}))
+    target.tap(tuple(sorted({tap for head in heads for tap in head.taps})))
     for head in heads:
         head.find_columns(target.taps)
 

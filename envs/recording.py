@@ -247,7 +247,7 @@ class Walk:
         shape = (count, len(layout.speculative_chains), layout.max_proposed + 1)
         unique = np.zeros(shape, np.float16)
         target = self.pool.model(self.pool.target)
-        if target.dispatch is None:
+        if target.experts is None:
             return unique
         num_prompt, onward = len(self.request.prompt), self.state.output()
         proposals: dict[tuple[int, int], Branch] = {}

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
-from specgym.engine.loading import MIXTURE_POOL, default_dtype, load_pool, parse_pool
+from specgym.engine.loading import MIXTURE_POOL, load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.moe import hook_experts
 from specgym.engine.pool import ModelPool
@@ -219,7 +219,6 @@ def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
         ValueError: If the pool's target is no mixture of experts.
     """
     source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype]
-    dtype = dtype or default_dtype(config.device)
     theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
     text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
     inputs = {THEIRS: capture_experts(theirs.model, text)}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from specgym.engine.loading import MIXTURE_POOL, default_dtype, load_pool, parse_pool
+from specgym.engine.loading import MIXTURE_POOL, load_pool, parse_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.types import Plan
@@ -102,7 +102,7 @@ class PeersBench:
     @property
     def weights_dtype(self) -> torch.dtype:
         """The type of the weights."""
-        return DTYPES[self.dtype] or default_dtype("cpu")
+        return DTYPES[self.dtype]
 
     @property
     def precision(self) -> str:

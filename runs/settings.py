@@ -11,7 +11,7 @@ import torch
 from specgym.engine.loading import load_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 
-DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PoolSettings:
         chains: Legal chains such as ``ngram>target``; all by default.
         k_values: Numbers of drafted tokens that plans may ask for.
         device: Where the models run.
-        dtype: Type of the weights; ``auto`` takes bfloat16 where it is fast.
+        dtype: Type of the weights; ``auto`` is bfloat16.
         exact: Fixed shapes: the output equals plain decoding bit for bit, whatever the plans.
         graphs: Replay captured CUDA graphs where the device has them.
         compile: Compile the lean forwards with torch.compile: tens of seconds per shape.

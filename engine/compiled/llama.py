@@ -1,0 +1,401 @@
+"""Compiled forwards of Llama-shaped models: which there are, and the program of each.
+
+Legend: B batch rows, T tokens of a window, N tokens fed, S slots, V rows of the head, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+    OlmoeForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
+
+from specgym.engine.cache import MaskedKVCache
+from specgym.engine.cache_layers import allocate
+from specgym.engine.compiled.layout import Epilogue, Op, Token
+from specgym.engine.compiled.packing import kind_of, pack
+from specgym.engine.compiled.program import (
+    Buffer,
+    Given,
+    Heads,
+    Machine,
+    Norm,
+    Program,
+    thread_count,
+)
+from specgym.engine.compiled.rotary import is_static, make_table
+from specgym.engine.linears import is_plain_linear
+
+FAMILIES = (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    MixtralForCausalLM,
+    OlmoeForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeForCausalLM,
+)
+
+
+def why_not_compiled(model: Any) -> str:
+    """Why a model has no compiled forward; empty when it has one."""
+    if type(model) not in FAMILIES:
+        return f"there is none for a {type(model).__name__}"
+    if model.device.type != "cpu":
+        return f"there is none on {model.device.type}"
+    config = model.config
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
+    names = ("_proj", "lm_head", "shared_expert_gate")
+    projections = [module for name, module in model.named_modules() if name.endswith(names)]
+    if not all(map(is_plain_linear, projections)):
+        return "its linear layers are quantized or adapted"
+    if not is_static(model.model.rotary_emb):
+        return "its rotary factors depend on the length of a text"
+    sizes = (config.hidden_size, *inner_sizes(model))
+    if any(size % 16 for size in sizes) or head_size(config) % 2:
+        return f"its sizes {sizes} are not all multiples of 16"
+    return ""
+
+
+def inner_sizes(model: Any) -> list[int]:
+    """Widths of the feed-forward blocks."""
+    names = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+    return [size for name in names if (size := getattr(model.config, name, None))]
+
+
+def head_size(config: Any) -> int:
+    """Numbers of a head, D."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class CompiledLlama:
+    """A Llama-shaped model's forward in one compiled call.
+
+    Args:
+        model: The transformers model; its layers are taken over, so it must not be used after.
+
+    Attributes:
+        num_outputs: V.
+
+    Raises:
+        ValueError: If another member has taken the model over.
+    """
+
+    def __init__(self, model: Any):
+        config = model.config
+        if len(model.model.layers) != config.num_hidden_layers:
+            raise ValueError(
+                "model: its layers were taken over by another member; load a model for each"
+            )
+        self.program = program = Program()
+        self.embedding = model.model.embed_tokens.weight.detach()
+        self.kind = kind_of(self.embedding.dtype)
+        if self.kind and self.embedding.dtype != torch.float32:
+            self.embedding = self.embedding.float()
+        self.heads = Heads(
+            config.num_attention_heads, config.num_key_value_heads, head_size(config)
+        )
+        self.rotary, self.table = model.model.rotary_emb, np.empty((0, 2, 1), np.float32)
+        self.states = program.buffer(config.hidden_size)
+        heads = self.heads
+        self.raw = program.buffer((heads.num_heads + 2 * heads.num_kv_heads) * heads.size)
+        self.queries = program.buffer(heads.num_heads * heads.padded_size)
+        self.mixed = program.buffer(heads.num_heads * heads.size)
+        self.inner: dict[tuple[int, int], Buffer] = {}
+        self.gates = program.buffer(1)
+        program.move(
+            Op.EMBED,
+            source=self.embedding.data_ptr(),
+            target=self.states,
+            size=config.hidden_size,
+            kind=self.kind,
+        )
+        self.first_ops: list[int] = []  # of each layer, then of the head
+        for index, layer in enumerate(model.model.layers):
+            self.first_ops.append(len(program.ops))
+            self.add_layer(layer, index, config)
+        self.first_ops.append(len(program.ops))
+        self.final_norm = self.norm(model.model.norm)
+        self.num_outputs = len(model.lm_head.weight)
+        head = pack(program.arena, [model.lm_head.weight])
+        bias = program.arena.keep_vector(model.lm_head.bias)
+        program.linear(self.states, head, None, norm=self.final_norm, bias=bias)
+        if model.lm_head.weight is not model.model.embed_tokens.weight:
+            model.lm_head = nn.Identity()
+        model.model.layers = nn.ModuleList()
+        self.machine = Machine(program)
+        self.taps: tuple[int, ...] = ()
+        self.has_head = True
+        self.num_fed = 0
+
+    @property
+    def loads(self) -> np.ndarray:
+        """Tokens of each expert in the last forward, int32 [mixtures, E]."""
+        return self.machine.loads if self.num_fed else np.zeros((0, 0), np.int32)
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The experts each token of the last forward visited, int32 [mixtures, N, K]."""
+        program = self.program
+        shape = (program.num_mixtures, self.num_fed, program.per_token)
+        return self.machine.chosen[: np.prod(shape)].reshape(shape)
+
+    def norm(self, module: Any) -> Norm:
+        """A transformers RMS norm as programs take it."""
+        return Norm(self.program.arena.keep_vector(module.weight), module.variance_epsilon)
+
+    def add_layer(self, layer: Any, index: int, config: Any) -> None:
+        """Add a decoder layer's operations."""
+        program, arena, attention = self.program, self.program.arena, layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = pack(arena, [torch.cat([each.weight.detach() for each in projections])])
+        biases = [each.bias for each in projections if each.bias is not None]
+        bias = arena.keep_vector(torch.cat(biases) if biases else None)
+        norm = self.norm(layer.input_layernorm)
+        program.linear(self.states, weight, self.raw, norm=norm, bias=bias)
+        program.rotate(
+            self.raw, self.queries, self.heads, index, self.kind, **self.norms(attention)
+        )
+        types = getattr(config, "layer_types", None)
+        is_sliding = not types or types[index] == "sliding_attention"
+        program.attend(
+            self.queries,
+            self.mixed,
+            self.heads,
+            index,
+            self.kind,
+            scale=attention.scaling,
+            sliding=(getattr(config, "sliding_window", None) or 0) if is_sliding else 0,
+        )
+        output = pack(arena, [attention.o_proj.weight])
+        bias = arena.keep_vector(attention.o_proj.bias)
+        program.linear(self.mixed, output, self.states, bias=bias, epilogue=Epilogue.ADD)
+        norm = self.norm(layer.post_attention_layernorm)
+        if hasattr(layer.mlp, "experts"):
+            self.add_mixture(layer.mlp, norm)
+        else:
+            self.add_dense(layer.mlp, norm)
+
+    def norms(self, attention: Any) -> dict[str, Any]:
+        """What stands between projection and rotation: per head (Qwen3), or over all (OLMoE)."""
+        if not hasattr(attention, "q_norm"):
+            return {}
+        norms = self.norm(attention.q_norm), self.norm(attention.k_norm)
+        if len(attention.q_norm.weight) == self.heads.size:
+            return {"head_norms": norms}
+        return {"wide_norms": norms, "clip": getattr(attention.config, "clip_qkv", None) or 0.0}
+
+    def hidden(self, size: int, rows_per_token: int = 1) -> Buffer:
+        """The buffer of a feed-forward block's inner states; blocks of one size share it."""
+        key = (size, rows_per_token)
+        if key not in self.inner:
+            self.inner[key] = self.program.buffer(size, rows_per_token)
+        return self.inner[key]
+
+    def add_dense(self, mlp: Any, norm: Norm) -> None:
+        """Add a gated feed-forward block."""
+        inner = self.add_gate_up(mlp, norm)
+        self.add_down(mlp, inner)
+
+    def add_gate_up(self, mlp: Any, norm: Norm) -> Buffer:
+        """Add the first half of a gated feed-forward block; returns its inner states."""
+        program, arena = self.program, self.program.arena
+        both = [mlp.gate_proj.weight, mlp.up_proj.weight]
+        weight = pack(arena, both, alternate=True)
+        biases = [mlp.gate_proj.bias, mlp.up_proj.bias]
+        bias = 0 if biases[0] is None else arena.keep_vector(alternate_blocks(biases))
+        inner = self.hidden(len(both[0]))
+        program.linear(self.states, weight, inner, norm=norm, bias=bias, epilogue=Epilogue.GATE)
+        return inner
+
+    def add_down(self, mlp: Any, inner: Buffer, scale: Buffer | None = None) -> None:
+        """Add the second half, scaled by a gate where there is one."""
+        arena = self.program.arena
+        down = pack(arena, [mlp.down_proj.weight])
+        bias = arena.keep_vector(mlp.down_proj.bias)
+        self.program.linear(
+            inner, down, self.states, bias=bias, epilogue=Epilogue.ADD, scale=scale
+        )
+
+    def add_mixture(self, block: Any, norm: Norm) -> None:
+        """Add a mixture of experts, and the gated expert that all tokens share (Qwen2-MoE)."""
+        arena, experts = self.program.arena, block.experts
+        shared = getattr(block, "shared_expert", None)
+        rows = [block.gate.weight.detach()]
+        if shared is not None:
+            rows.append(block.shared_expert_gate.weight.detach())
+            inner = self.add_gate_up(shared, norm)  # reads the states before they are added to
+        router = pack(arena, [torch.cat(rows)])
+        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
+        gate_ups = [pack(arena, list(each.chunk(2)), alternate=True) for each in gate_up]
+        self.program.experts(
+            self.states,
+            self.hidden(down.shape[-1], block.gate.top_k),
+            norm,
+            router,
+            gate_ups,
+            [pack(arena, [each]) for each in down],
+            per_token=block.gate.top_k,
+            is_normalized=getattr(block.gate, "norm_topk_prob", True),  # Mixtral's always are
+            gates=self.gates if shared is not None else None,
+        )
+        experts.gate_up_proj = experts.down_proj = None
+        if shared is not None:
+            self.add_down(shared, inner, self.gates)
+
+    def set_taps(self, taps: tuple[int, ...]) -> None:
+        """Keep the states in front of these layers as features; of the last, the normed ones."""
+        self.taps = taps
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Put the operations of a forward in order: with taps, with or without the head."""
+        program, size = self.program, self.states.width
+        ops = list(program.ops[: len(program.ops) if self.has_head else -1])
+        for place in reversed(range(len(self.taps))):
+            tap = self.taps[place]
+            extra = Program()
+            extra.move(
+                Op.KEEP,
+                source=self.states.index,
+                size=size,
+                kind=self.kind,
+                column=place * size,
+                width=len(self.taps) * size,
+                norm=self.final_norm if tap + 1 == len(self.first_ops) else None,
+            )
+            ops[self.first_ops[tap] : self.first_ops[tap]] = extra.ops
+        self.machine.set_ops(ops)
+
+    def forward(
+        self,
+        cache: MaskedKVCache,
+        fed: Sequence[Sequence[int]],
+        out: torch.Tensor | None,
+        *,
+        last_only: bool = False,
+    ) -> None:
+        """Feed each row its tokens, behind what it holds; the caller then advances the cache.
+
+        Args:
+            cache: Has room for the longest row (``make_room``).
+            fed: Token ids of each row.
+            out: Gets the tokens' logits, float32 [B, T, V], with ``last_only`` [B, 1, V] of each
+                row's last token; None spares the head.
+        """
+        machine = self.prepare(cache, sum(map(len, fed)), has_head=out is not None)
+        firsts = fill_tokens(machine.tokens, cache, fed)
+        num_wanted = 0
+        if out is not None:
+            num_wanted = want(machine.wanted, firsts, fed, out, last_only=last_only)
+        self.run(cache, self.num_fed, num_wanted)
+
+    def prepare(self, cache: MaskedKVCache, num_tokens: int, *, has_head: bool) -> Machine:
+        """Have memory, operations and rotary factors for a forward."""
+        self.num_fed = num_tokens
+        if has_head != self.has_head:
+            self.has_head = has_head
+            self.arrange()
+        if cache.num_slots > len(self.table):
+            self.table = make_table(self.rotary, 1 << (cache.num_slots - 1).bit_length())
+        self.machine.make_room(num_tokens, cache.num_slots, thread_count())
+        return self.machine
+
+    def run(self, cache: MaskedKVCache, num_tokens: int, num_wanted: int, mask: int = 0) -> None:
+        """Run what is prepared."""
+        if self.taps and cache.features_BSF is None:
+            like = self.embedding.new_empty(0)
+            shape = (cache.num_sequences, cache.num_slots, len(self.taps) * self.states.width)
+            cache.features_BSF = allocate(cache.name, "features", like, shape)
+        given = Given(
+            num_slots=cache.num_slots,
+            caches=cache_addresses(cache, self.heads, self.embedding.dtype).ctypes.data,
+            valid=cache.valid_BS.data_ptr(),
+            rotary=self.table.ctypes.data,
+            features=cache.features_BSF.data_ptr() if self.taps else 0,
+            mask=mask,
+        )
+        self.machine.run(num_tokens, num_wanted, given)
+
+
+def cache_addresses(cache: MaskedKVCache, heads: Heads, dtype: torch.dtype) -> np.ndarray:
+    """Addresses of each layer's keys and values, int64 [layers, 2]; makes the buffers first."""
+    if cache.addresses is None:
+        like = torch.empty(cache.num_sequences, heads.num_kv_heads, 0, heads.padded_size, dtype=dtype)
+        for layer in cache.buffers:
+            if not layer.is_initialized:
+                layer.lazy_initialization(like, like)
+        pointers = [[each.data_ptr() for each in layer.states()] for layer in cache.buffers]
+        cache.addresses = np.array(pointers, dtype=np.int64)
+    return cache.addresses
+
+
+def fill_tokens(
+    table: np.ndarray, cache: MaskedKVCache, fed: Sequence[Sequence[int]]
+) -> list[int]:
+    """Write down each token's id, row, slot and position; returns each row's first token."""
+    firsts, index = [], 0
+    for row, tokens in enumerate(fed):
+        held = cache.num_valid(row)
+        start = held if cache.aligned else cache.num_used
+        firsts.append(index)
+        if len(tokens) == 1:
+            table[index] = (tokens[0], row, start, held, start, 0)
+        elif tokens:
+            part = table[index : index + len(tokens)]
+            part[:, Token.ID] = tokens
+            part[:, Token.ROW] = row
+            part[:, Token.START] = start
+            steps = np.arange(len(tokens))
+            part[:, Token.SLOT] = start + steps
+            part[:, Token.POSITION] = held + steps
+        index += len(tokens)
+    return firsts
+
+
+def want(
+    table: np.ndarray,
+    firsts: Sequence[int],
+    fed: Sequence[Sequence[int]],
+    out: torch.Tensor,
+    *,
+    last_only: bool,
+) -> int:
+    """Write down whose outputs are wanted and where they go; returns how many.
+
+    Args:
+        table: Gets the tokens, then the addresses.
+        firsts: Each row's first token.
+        fed: Token ids of each row.
+        out: float32 [B, T, V], or [B, 1, V] for each row's last token alone.
+        last_only: Which of the two.
+    """
+    tokens, places = [], []
+    start, row_bytes, step_bytes = out.data_ptr(), 4 * out.stride(0), 4 * out.stride(1)
+    for row, (first, given) in enumerate(zip(firsts, fed, strict=True)):
+        count = len(given)
+        for step in range(count - 1 if last_only else 0, count) if count else ():
+            tokens.append(first + step)
+            places.append(start + row_bytes * row + (0 if last_only else step_bytes * step))
+    table[: len(tokens)] = tokens
+    table[len(tokens) : 2 * len(tokens)] = places
+    return len(tokens)
+
+
+def alternate_blocks(biases: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Two biases in the order of weights whose blocks take turns."""
+    return torch.stack([bias.detach().view(-1, 16) for bias in biases], dim=1).reshape(-1)

@@ -1,0 +1,123 @@
+"""Weights in the order in which compiled forwards read them.
+
+Legend: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from specgym.engine.compiled.tiles import BFLOAT16, FLOAT32
+from specgym.engine.compiled.vectors import LANES
+
+SLAB = 1 << 25  # bytes that are asked of the system at a time
+LINE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A weight in blocks of 16 outputs (``tiles`` says how they lie).
+
+    Attributes:
+        address: Of the first block.
+        stride: Bytes from block to block.
+        num_blocks: Blocks; outputs behind the last are zero.
+        kind: Type of the numbers.
+        inputs: I, even.
+        outputs: O.
+    """
+
+    address: int
+    stride: int
+    num_blocks: int
+    kind: int
+    inputs: int
+    outputs: int
+
+
+class Arena:
+    """Memory for weights, in huge pages where the system has them; freed as a whole.
+
+    Attributes:
+        num_bytes: Bytes handed out.
+    """
+
+    def __init__(self) -> None:
+        self.slabs: list[np.ndarray] = []
+        self.num_used = 0
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """Uninitialized memory, uint8 [num_bytes], from the start of a cache line on."""
+        if not self.slabs or self.num_used + num_bytes > len(self.slabs[-1]):
+            region = mmap.mmap(-1, max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE))
+            if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > 1 << 21:
+                region.madvise(mmap.MADV_HUGEPAGE)
+            self.slabs.append(np.frombuffer(region, dtype=np.uint8))
+            self.num_used = 0
+        first = self.num_used
+        self.num_used = -(-(first + num_bytes) // LINE) * LINE
+        self.num_bytes += num_bytes
+        return self.slabs[-1][first : first + num_bytes]
+
+    def keep(self, values: torch.Tensor) -> int:
+        """Copy a tensor; returns its address."""
+        flat = values.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        place = self.take(len(flat))
+        place[:] = flat
+        return place.ctypes.data
+
+    def keep_vector(self, values: torch.Tensor | None, pad: float = 0.0) -> int:
+        """Copy a vector as float32, padded to whole lanes; returns its address, 0 for None."""
+        if values is None:
+            return 0
+        return self.keep(F.pad(values.detach().float(), (0, -len(values) % LANES), value=pad))
+
+
+def kind_of(dtype: torch.dtype) -> int:
+    """How numbers of a type are kept: bfloat16 as it is, others as float32."""
+    return BFLOAT16 if dtype == torch.bfloat16 else FLOAT32
+
+
+def pack(arena: Arena, weights: Sequence[torch.Tensor], *, alternate: bool = False) -> Packed:
+    """Pack several weights [O, I] as one whose outputs stand one behind the other.
+
+    Args:
+        arena: Gets the blocks.
+        weights: Of the same type and inputs, I even; all but the last of whole blocks.
+        alternate: Two weights whose blocks take turns (gate and up).
+    """
+    kind, inputs = kind_of(weights[0].dtype), weights[0].shape[1]
+    assert inputs % 2 == 0, f"inputs: must be even; got {inputs}"
+    outputs = sum(len(weight) for weight in weights)
+    counts = [-(-len(weight) // LANES) for weight in weights]
+    stride = inputs * LANES * (2 if kind == BFLOAT16 else 4)
+    place = arena.take(stride * sum(counts))
+    shape = (inputs // 2, LANES) if kind == BFLOAT16 else (inputs // 2, 2, LANES)
+    words = torch.from_numpy(place.view(np.int32 if kind == BFLOAT16 else np.float32))
+    blocks = words.view(sum(counts), *shape)
+    first = 0
+    for index, (weight, count) in enumerate(zip(weights, counts, strict=True)):
+        part = blocks[index :: len(weights)] if alternate else blocks[first : first + count]
+        part.copy_(in_blocks(weight.detach(), kind))
+        first += count
+    return Packed(place.ctypes.data, stride, sum(counts), kind, inputs, outputs)
+
+
+def in_blocks(weight: torch.Tensor, kind: int) -> torch.Tensor:
+    """A view of a weight [O, I] in blocks; zeros behind it where they are not whole."""
+    missing = -len(weight) % LANES
+    if missing:
+        weight = F.pad(weight, (0, 0, 0, missing))
+    outputs, inputs = weight.shape
+    if kind == BFLOAT16:
+        words = weight.contiguous().view(torch.int32)
+        return words.view(outputs // LANES, LANES, inputs // 2).transpose(1, 2)
+    rows = weight.float().view(outputs // LANES, LANES, inputs // 2, 2)
+    return rows.permute(0, 2, 3, 1)
