@@ -58,6 +58,9 @@ BENCHES = {
     "drafters": Entry(
         "how often each drafter's first token is the target's, and its cost", "bench_drafters"
     ),
+    "footprint": Entry(
+        "memory, seconds of loading, and what two processes cost each other", "bench_footprint"
+    ),
     "gpu": Entry(
         "captured forwards on a GPU: the eager results, every chain lossless, and the time",
         "bench_gpu",
