@@ -75,17 +75,7 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
         reader()
         follow(pool, request, config, tallies, seconds)
     categories = list(dict.fromkeys(r.category for r in requests))
-    rows = [
-        {
-            "name": f"{name}, {category}",
-            "drafter": name,
-            "category": category,
-            "agreement": tally.agreed / tally.positions,
-            "proposed": tally.proposed / tally.positions,
-            "positions": tally.positions,
-        }
-        for (name, category), tally in tallies.items()
-    ]
+    rows = agreement_rows(tallies)
     return {
         "rows": rows,
         "ratios": {
@@ -97,6 +87,21 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
         "pool": pool.name,
         "machine": describe_machine(pool.model(pool.target).device),
     }
+
+
+def agreement_rows(tallies: Mapping[tuple[str, str], Tally]) -> list[dict[str, Any]]:
+    """One row per drafter and category: shares of the positions."""
+    return [
+        {
+            "name": f"{name}, {category}",
+            "drafter": name,
+            "category": category,
+            "agreement": tally.agreed / tally.positions,
+            "proposed": tally.proposed / tally.positions,
+            "positions": tally.positions,
+        }
+        for (name, category), tally in tallies.items()
+    ]
 
 
 def forward_ratios(
