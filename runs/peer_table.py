@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from specgym.runs.bench import QUANTILES
+from specgym.runs.measuring import QUANTILES
 
 
 def show_peers(report: dict[str, Any]) -> None:

@@ -233,29 +233,14 @@ class CompiledLlama:
 
     def add_mixture(self, block: Any, norm: Norm) -> None:
         """Add a mixture of experts, and the gated expert that all tokens share (Qwen2-MoE)."""
-        arena, experts = self.program.arena, block.experts
         shared = getattr(block, "shared_expert", None)
-        rows = [block.gate.weight.detach()]
-        if shared is not None:
-            rows.append(block.shared_expert_gate.weight.detach())
-            inner = self.add_gate_up(shared, norm)  # reads the states before they are added to
-        router = pack(arena, [torch.cat(rows)])
-        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        gate_ups = [pack(arena, list(each.chunk(2)), alternate=True) for each in gate_up]
-        self.program.experts(
-            self.states,
-            self.hidden(down.shape[-1], block.gate.top_k),
-            norm,
-            router,
-            gate_ups,
-            [pack(arena, [each]) for each in down],
-            per_token=block.gate.top_k,
-            is_normalized=getattr(block.gate, "norm_topk_prob", True),  # Mixtral's always are
-            gates=self.gates if shared is not None else None,
-        )
-        experts.gate_up_proj = experts.down_proj = None
-        if shared is not None:
-            self.add_down(shared, inner, self.gates)
+        inner = self.hidden(block.experts.down_proj.shape[-1], block.gate.top_k)
+        if shared is None:
+            add_experts(self.program, block, self.states, inner, norm)
+            return
+        shared_inner = self.add_gate_up(shared, norm)  # before the states are added to
+        add_experts(self.program, block, self.states, inner, norm, self.gates)
+        self.add_down(shared, shared_inner, self.gates)
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
         """Keep the states in front of these layers as features; of the last, the normed ones."""
@@ -330,6 +315,64 @@ class CompiledLlama:
             mask=mask,
         )
         self.machine.run(num_tokens, num_wanted, given)
+
+
+def add_experts(
+    program: Program,
+    block: Any,
+    states: Buffer,
+    inner: Buffer,
+    norm: Norm | None,
+    gates: Buffer | None = None,
+) -> None:
+    """Add the routed experts of a transformers block; its weights are let go.
+
+    Args:
+        program: Gets the operations.
+        block: The mixture.
+        states: Read and added to.
+        inner: The experts' inner states.
+        norm: In front of router and experts.
+        gates: Gets the logit of the shared expert's gate, where there is one.
+    """
+    arena, experts = program.arena, block.experts
+    rows = [block.gate.weight.detach()]
+    if gates is not None:
+        rows.append(block.shared_expert_gate.weight.detach())
+    router = pack(arena, [torch.cat(rows)])
+    gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
+    arena.reserve((gate_up.numel() + down.numel()) * gate_up.element_size())
+    program.experts(
+        states,
+        inner,
+        norm,
+        router,
+        [pack(arena, list(each.chunk(2)), alternate=True) for each in gate_up],
+        [pack(arena, [each]) for each in down],
+        per_token=block.gate.top_k,
+        is_normalized=getattr(block.gate, "norm_topk_prob", True),  # Mixtral's always are
+        gates=gates,
+    )
+    experts.gate_up_proj = experts.down_proj = None
+
+
+class CompiledMixture:
+    """The router and the routed experts of one transformers block, which is taken over."""
+
+    def __init__(self, block: Any):
+        self.program = program = Program()
+        self.states = program.buffer(block.gate.weight.shape[1])
+        inner = program.buffer(block.experts.down_proj.shape[-1], block.gate.top_k)
+        add_experts(program, block, self.states, inner, None)
+        self.machine = Machine(program)
+
+    def __call__(self, rows_NH: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        """The experts' output added to the rows, float32 [N, H]; the router chooses anew."""
+        states = rows_NH.float().contiguous().clone()
+        self.machine.make_room(len(states), 1, thread_count())
+        self.machine.table[self.states.index] = states.data_ptr(), 4 * states.shape[1]
+        self.machine.run(len(states), 0, Given())
+        return states
 
 
 def cache_addresses(cache: MaskedKVCache, heads: Heads, dtype: torch.dtype) -> np.ndarray:

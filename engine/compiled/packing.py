@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from specgym.engine.compiled.tiles import BFLOAT16, FLOAT32
 from specgym.engine.compiled.vectors import LANES
 
-SLAB = 1 << 25  # bytes that are asked of the system at a time
+SLAB = 1 << 21  # bytes that are asked of the system at a time
 LINE = 64
 
 
@@ -53,14 +53,18 @@ class Arena:
         self.num_used = 0
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> np.ndarray:
-        """Uninitialized memory, uint8 [num_bytes], from the start of a cache line on."""
+    def reserve(self, num_bytes: int) -> None:
+        """Have what is taken next, so many bytes in all, lie in one piece."""
         if not self.slabs or self.num_used + num_bytes > len(self.slabs[-1]):
             region = mmap.mmap(-1, max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE))
-            if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > 1 << 21:
+            if hasattr(mmap, "MADV_HUGEPAGE"):
                 region.madvise(mmap.MADV_HUGEPAGE)
             self.slabs.append(np.frombuffer(region, dtype=np.uint8))
             self.num_used = 0
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """Uninitialized memory, uint8 [num_bytes], from the start of a cache line on."""
+        self.reserve(num_bytes)
         first = self.num_used
         self.num_used = -(-(first + num_bytes) // LINE) * LINE
         self.num_bytes += num_bytes
