@@ -5,9 +5,10 @@ Legend: T rows of a forward, S slots, L mixture layers, E experts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -47,13 +48,41 @@ def visited_experts(
     parts = []
     for first in range(0, len(text), ROWS):
         fed = list(text[first : first + ROWS])
-        member.dispatch.choices = []
-        member.forward(memory, [fed], need_logits=False)
-        parts.append(taken_choices(member))
+        with listening(member) as choices:
+            member.forward(memory, [fed], need_logits=False)
+        parts.append(choices())
     visited: list[np.ndarray] = []
     for group in groups(branches):
         visited += visit_group(member, memory, group)
     return np.concatenate(parts), visited
+
+
+@contextlib.contextmanager
+def listening(member: ModelMember) -> Iterator[Callable[[], np.ndarray]]:
+    """Have a forward inside remember the router's choices; yields what reads them.
+
+    That is bool [T, L, E], to be read inside or behind.
+    """
+    experts, dispatch, compiled = member.experts, member.dispatch, member.compiled
+    assert experts is not None
+    chosen: list[torch.Tensor] = []
+    if dispatch is not None:
+        dispatch.choices = chosen
+
+    def read() -> np.ndarray:
+        if compiled is not None:
+            chosen_LTK = torch.from_numpy(compiled.chosen.astype(np.int64))
+        else:
+            chosen_LTK = torch.stack(chosen).cpu()
+        layers, rows, _ = chosen_LTK.shape
+        is_chosen = torch.zeros(layers, rows, experts.num_experts, dtype=torch.bool)
+        return is_chosen.scatter_(2, chosen_LTK, True).transpose(0, 1).numpy()
+
+    try:
+        yield read
+    finally:
+        if dispatch is not None:
+            dispatch.choices = None
 
 
 def groups(branches: Sequence[Branch]) -> Iterator[list[Branch]]:
@@ -72,8 +101,6 @@ def visit_group(
     member: ModelMember, memory: MaskedKVCache, group: list[Branch]
 ) -> list[np.ndarray]:
     """Experts of each token of some branches, in one forward that leaves no trace."""
-    dispatch = member.dispatch
-    assert dispatch is not None
     lengths = [len(branch.tokens) for branch in group]
     num_rows, held = sum(lengths), memory.num_used
     starts = np.repeat([branch.start for branch in group], lengths)
@@ -86,17 +113,23 @@ def visit_group(
     positions_T = torch.from_numpy(starts + depths)
     slots_S = torch.cat([torch.arange(held), positions_T])
     tokens = list(itertools.chain.from_iterable(branch.tokens for branch in group))
-    dispatch.choices = []
-    with dispatch.window([num_rows], num_rows, member.device, is_fixed=False):
-        member.run(
-            torch.tensor([tokens], device=member.device),
-            positions_T[None].to(member.device),
-            branch_masks(member, visible_TS, positions_T, slots_S),
-            memory,
-            need_logits=False,
-            last=None,
-        )
-    return np.split(taken_choices(member), np.cumsum(lengths)[:-1])
+    with listening(member) as choices:
+        if member.compiled is not None:
+            if member.sliding_window is not None:
+                visible_TS &= positions_T[:, None] - slots_S < member.sliding_window
+            member.compiled.look(memory, tokens, positions_T.numpy(), visible_TS.numpy())
+            return np.split(choices(), np.cumsum(lengths)[:-1])
+        assert member.dispatch is not None
+        with member.dispatch.window([num_rows], num_rows, member.device, is_fixed=False):
+            member.run(
+                torch.tensor([tokens], device=member.device),
+                positions_T[None].to(member.device),
+                branch_masks(member, visible_TS, positions_T, slots_S),
+                memory,
+                need_logits=False,
+                last=None,
+            )
+        return np.split(choices(), np.cumsum(lengths)[:-1])
 
 
 def branch_masks(
@@ -116,15 +149,3 @@ def branch_masks(
         mask.masked_fill_(~visible, torch.finfo(member.dtype).min)
         masks[kind] = mask[None, None].to(member.device)
     return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def taken_choices(member: ModelMember) -> np.ndarray:
-    """What the router chose in the forward just run, bool [T, L, E]; stops listening."""
-    dispatch = member.dispatch
-    assert dispatch is not None
-    assert dispatch.choices is not None
-    chosen_LTK = torch.stack(dispatch.choices).cpu()
-    dispatch.choices = None
-    layers, rows, _ = chosen_LTK.shape
-    is_chosen = torch.zeros(layers, rows, dispatch.shape.num_experts, dtype=torch.bool)
-    return is_chosen.scatter_(2, chosen_LTK, True).transpose(0, 1).numpy()

@@ -277,7 +277,8 @@ class EagleMember:
             known = memory.source.row_slots[row][first : first + count]
             assert not count or known or count == 1
             sources.append(known or [-1] * count)
-        out = torch.empty(len(fed), 1, self.compiled.num_outputs) if need_logits else None
+        make = torch.empty if min(counts) else torch.zeros  # rows that are not fed are finite
+        out = make(len(fed), 1, self.compiled.num_outputs) if need_logits else None
         memory.guesses = self.compiled.forward(memory, fed, sources, features, memory.guesses, out)
         memory.advance(counts, max(counts))
         return out

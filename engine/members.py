@@ -251,8 +251,8 @@ class ModelMember:
         assert max(ends) <= self.context_limit, f"{self.name}: {max(ends)} tokens overrun it"
         out = None
         if need_logits:
-            steps = 1 if last_only else width
-            out = torch.empty(len(fed), steps, self.compiled.num_outputs)
+            make = torch.empty if min(counts) == width else torch.zeros  # pads are finite
+            out = make(len(fed), 1 if last_only else width, self.compiled.num_outputs)
         self.compiled.forward(memory, fed, out, last_only=last_only)
         memory.advance(counts, width)
         return out

@@ -289,6 +289,30 @@ class CompiledLlama:
             num_wanted = want(machine.wanted, firsts, fed, out, last_only=last_only)
         self.run(cache, self.num_fed, num_wanted)
 
+    def look(
+        self,
+        cache: MaskedKVCache,
+        tokens: Sequence[int],
+        positions: np.ndarray,
+        visible: np.ndarray,
+    ) -> None:
+        """Run tokens that see what a mask says, behind the slots in use; leaves no trace.
+
+        Args:
+            cache: Of one row.
+            tokens: Token ids.
+            positions: Their positions, [N].
+            visible: bool [N, slots in use + N].
+        """
+        count = len(tokens)
+        table = self.prepare(cache, count, has_head=False).tokens[:count]
+        table[:] = 0
+        table[:, Token.ID], table[:, Token.POSITION] = tokens, positions
+        table[:, Token.SLOT] = cache.num_used + np.arange(count)
+        mask = np.zeros((count, cache.num_slots), dtype=np.uint8)
+        mask[:, : visible.shape[1]] = visible
+        self.run(cache, count, 0, mask.ctypes.data)
+
     def prepare(self, cache: MaskedKVCache, num_tokens: int, *, has_head: bool) -> Machine:
         """Have memory, operations and rotary factors for a forward."""
         self.num_fed = num_tokens

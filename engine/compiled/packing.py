@@ -77,6 +77,14 @@ class Arena:
         place[:] = flat
         return place.ctypes.data
 
+    def view(self, address: int, size: int) -> np.ndarray:
+        """Numbers that are kept here, float32 [size]; writing to them changes them."""
+        for slab in self.slabs:
+            first = address - slab.ctypes.data
+            if 0 <= first < len(slab):
+                return slab[first : first + 4 * size].view(np.float32)
+        raise AssertionError("the address is not in this arena")
+
     def keep_vector(self, values: torch.Tensor | None, pad: float = 0.0) -> int:
         """Copy a vector as float32, padded to whole lanes; returns its address, 0 for None."""
         if values is None:
