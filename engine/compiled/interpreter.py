@@ -27,8 +27,8 @@ from specgym.engine.compiled.layout import (
     Rotate,
     Token,
 )
-from specgym.engine.compiled.memory import barrier, fetch_add, word
-from specgym.engine.compiled.tiles import BFLOAT16, MAX_BLOCKS, MAX_ROWS, product
+from specgym.engine.compiled.memory import LINE, barrier, take, word
+from specgym.engine.compiled.tiles import BFLOAT16, MAX_BLOCKS, product, tiles_of
 from specgym.engine.compiled.vectors import (
     F32,
     I32,
@@ -156,33 +156,23 @@ def list_rows(job, op, thread):
 
 
 @njit
-def blocks_of_item(num_blocks, num_threads):
-    """Return how many blocks a thread takes at a time: an even number."""
-    if num_blocks >= 256 * num_threads:
-        return 16
-    return 4 if num_blocks >= 32 * num_threads else 2
-
-
-@njit
-def linear(job, op, thread, counter):
+def linear(job, op, thread, counters):
     """Run a linear operation."""
     count = list_rows(job, op, thread)
-    rows, tile = own(job, thread, Job.ROWS), own(job, thread, Job.TILE)
+    rows, out = own(job, thread, Job.ROWS), own(job, thread, Job.TILE)
     num_blocks, stride = word(op, Linear.NUM_BLOCKS), word(op, Linear.STRIDE)
     weights, kind = word(op, Linear.WEIGHTS), word(op, Linear.KIND)
-    inputs = word(op, Linear.INPUTS)
-    size = blocks_of_item(num_blocks, word(job, Job.NUM_THREADS))
-    first = fetch_add(counter, size)
-    while first < num_blocks:
-        stop = min(first + size, num_blocks)
-        for block in range(first, stop, MAX_BLOCKS):
-            together = min(MAX_BLOCKS, stop - block)
-            for i in range(0, count, MAX_ROWS):
-                num = min(MAX_ROWS, count - i)
-                place = weights + stride * block
-                product(kind, place, stride, together, rows + 8 * i, num, inputs, tile)
-                finish(job, op, tile, i, num, block, together)
-        first = fetch_add(counter, size)
+    inputs, num_threads = word(op, Linear.INPUTS), word(job, Job.NUM_THREADS)
+    num_tiles = tiles_of(count)
+    block, stop = take(counters, thread, num_threads, num_blocks, MAX_BLOCKS)
+    while stop:
+        place = weights + stride * block
+        for tile in range(num_tiles):
+            first, end = share_of(count, tile, num_tiles)
+            here = rows + 8 * first
+            product(kind, place, stride, stop - block, here, end - first, inputs, out)
+            finish(job, op, out, first, end - first, block, stop - block)
+        block, stop = take(counters, thread, num_threads, num_blocks, MAX_BLOCKS)
 
 
 @njit
@@ -408,27 +398,28 @@ def list_slots(job, op, token, slots):
 
 
 @njit
-def attend(job, op, thread, num_threads, counter):
+def attend(job, op, thread, num_threads, counters):
     """Mix values for each token and group of heads."""
     heads, kv_heads = word(op, Attend.HEADS), word(op, Attend.KV_HEADS)
     together = heads // kv_heads
     count = word(job, Job.NUM_TOKENS)
-    if count * kv_heads < 2 * num_threads:  # too few items: a head each
+    if count * kv_heads < 4 * num_threads:  # too few items: a head each
         together = 1
     parts = heads // together
     last = types.int64(-1)
     num_listed = types.int64(0)
     slots = own(job, thread, Job.SLOTS)
-    item = fetch_add(counter, 1)
-    while item < count * parts:
-        token = item // parts
-        if token != last:
-            num_listed = list_slots(job, op, token, slots)
-            last = token
-        first = (item % parts) * together
-        for head in range(first, first + together):
-            attend_head(job, op, thread, token, head, slots, num_listed)
-        item = fetch_add(counter, 1)
+    item, stop = take(counters, thread, num_threads, count * parts, 2)
+    while stop:
+        for i in range(item, stop):
+            token = i // parts
+            if token != last:
+                num_listed = list_slots(job, op, token, slots)
+                last = token
+            first = (i % parts) * together
+            for head in range(first, first + together):
+                attend_head(job, op, thread, token, head, slots, num_listed)
+        item, stop = take(counters, thread, num_threads, count * parts, 2)
 
 
 @njit
@@ -552,7 +543,8 @@ def route(job, op, thread):
             together = min(MAX_BLOCKS, blocks - block)
             place = word(op, Experts.ROUTER) + stride * block
             inputs = word(op, Experts.INPUTS)
-            product(word(op, Experts.KIND), place, stride, together, rows + 8 * token, 1, inputs, tile)
+            kind = word(op, Experts.KIND)
+            product(kind, place, stride, together, rows + 8 * token, 1, inputs, tile)
             for i in range(LANES * together):
                 store_f32(logits + 4 * (LANES * block + i), load_f32(tile + 4 * i))
         gates = word(op, Experts.GATES)
@@ -627,7 +619,7 @@ def list_visits(choices, num_visits, expert, visits):
 
 
 @njit
-def experts_up(job, op, thread, counter):
+def experts_up(job, op, thread, counters):
     """Route, then run gate and up of the experts that have tokens; a row for each choice."""
     count = route(job, op, thread)
     rows, tile = own(job, thread, Job.ROWS), own(job, thread, Job.TILE)
@@ -635,74 +627,82 @@ def experts_up(job, op, thread, counter):
     if thread == 0:
         report_load(job, op, count, choices)
     per_token, num_blocks = word(op, Experts.PER_TOKEN), word(op, Experts.NUM_BLOCKS)
-    visited = rows + 8 * count
-    stride, target = word(op, Experts.STRIDE), word(op, Experts.TARGET)
-    size = blocks_of_item(num_blocks, word(job, Job.NUM_THREADS))
-    items = -(-num_blocks // size)
-    rank = types.int64(0)  # of the expert among those that have tokens
-    item = fetch_add(counter, 1)
+    visited, num_threads = rows + 8 * count, word(job, Job.NUM_THREADS)
+    num_active = types.int64(0)
     for expert in range(word(op, Experts.NUM_EXPERTS)):
-        num = list_visits(choices, per_token * count, expert, visits)
-        if num == 0:
-            continue
+        num_active += list_visits(choices, per_token * count, expert, visits) > 0
+    # A row of blocks: those of all active experts, one behind the other.
+    block, stop = take(counters, thread, num_threads, num_active * num_blocks, 2)
+    rank, expert, num = types.int64(-1), types.int64(-1), types.int64(0)
+    while stop:
+        if block // num_blocks < rank:  # stolen from the front
+            rank, expert = types.int64(-1), types.int64(-1)
+        while rank < block // num_blocks:
+            expert += 1
+            num = list_visits(choices, per_token * count, expert, visits)
+            rank += num > 0
         for i in range(num):
             row = load_i64(rows + 8 * (load_i64(visits + 8 * i) // per_token))
             store_i64(visited + 8 * i, row)
-        weights = word(op, Experts.WEIGHTS) + expert * num_blocks * stride
-        while item < items * (rank + 1):
-            first = (item - items * rank) * size
-            stop = min(first + size, num_blocks)
-            for block in range(first, stop, MAX_BLOCKS):
-                together = min(MAX_BLOCKS, stop - block)
-                for i in range(0, num, MAX_ROWS):
-                    taken = min(MAX_ROWS, num - i)
-                    kind, place = word(op, Experts.KIND), weights + stride * block
-                    inputs = word(op, Experts.INPUTS)
-                    product(kind, place, stride, together, visited + 8 * i, taken, inputs, tile)
-                    for j in range(taken):
-                        line = tile + 4 * TILE_WIDTH * j
-                        out = buffer_row(job, target, load_i64(visits + 8 * (i + j)))
-                        for b in range(0, together, 2):
-                            gate, up = load(line + 4 * LANES * b), load(line + 4 * LANES * (b + 1))
-                            store(out + 2 * LANES * (block + b), multiply(silu(gate), up))
-            item = fetch_add(counter, 1)
-        rank += 1
+        run_expert_up(job, op, expert, block % num_blocks, stop - block, visits, visited, num, tile)
+        block, stop = take(counters, thread, num_threads, num_active * num_blocks, 2)
 
 
 @njit
-def experts_down(job, op, thread, counter):
+def run_expert_up(job, op, expert, block, num_blocks, visits, rows, count, out):
+    """Run a pair of blocks of an expert's gate and up on the rows that visit it."""
+    stride, kind = word(op, Experts.STRIDE), word(op, Experts.KIND)
+    place = word(op, Experts.WEIGHTS) + stride * (expert * word(op, Experts.NUM_BLOCKS) + block)
+    inputs, num_tiles = word(op, Experts.INPUTS), tiles_of(count)
+    for tile in range(num_tiles):
+        first, end = share_of(count, tile, num_tiles)
+        here = rows + 8 * first
+        product(kind, place, stride, num_blocks, here, end - first, inputs, out)
+        for i in range(end - first):
+            line = out + 4 * TILE_WIDTH * i
+            visit = load_i64(visits + 8 * (first + i))
+            target = buffer_row(job, word(op, Experts.TARGET), visit) + 2 * LANES * block
+            store(target, multiply(silu(load(line)), load(line + 4 * LANES)))
+
+
+@njit
+def experts_down(job, op, thread, counters):
     """Add what each token's experts put out, by their shares, experts ascending."""
     count = word(job, Job.NUM_TOKENS)
     rows, tile = own(job, thread, Job.ROWS), own(job, thread, Job.TILE)
     choices, shares = own(job, thread, Job.CHOICES), own(job, thread, Job.SHARES)
     visits = own(job, thread, Job.SLOTS)
     per_token, num_blocks = word(op, Experts.PER_TOKEN), word(op, Experts.NUM_BLOCKS)
-    stride, inner = word(op, Experts.STRIDE), word(op, Experts.INNER)
-    size = blocks_of_item(num_blocks, word(job, Job.NUM_THREADS))
-    first = fetch_add(counter, size)
-    while first < num_blocks:
-        stop = min(first + size, num_blocks)
+    num_threads = word(job, Job.NUM_THREADS)
+    block, stop = take(counters, thread, num_threads, num_blocks, 2)
+    while stop:
         for expert in range(word(op, Experts.NUM_EXPERTS)):
             num = list_visits(choices, per_token * count, expert, visits)
             for i in range(num):
                 hidden = buffer_row(job, word(op, Experts.TARGET), load_i64(visits + 8 * i))
                 store_i64(rows + 8 * i, hidden)
-            weights = word(op, Experts.WEIGHTS) + expert * num_blocks * stride
-            for block in range(first, stop, MAX_BLOCKS):
-                together = min(MAX_BLOCKS, stop - block)
-                for i in range(0, num, MAX_ROWS):
-                    taken = min(MAX_ROWS, num - i)
-                    kind, place = word(op, Experts.KIND), weights + stride * block
-                    product(kind, place, stride, together, rows + 8 * i, taken, inner, tile)
-                    for j in range(taken):
-                        visit = load_i64(visits + 8 * (i + j))
-                        share = splat(load_f32(shares + 4 * visit))
-                        out = buffer_row(job, word(op, Experts.SOURCE), visit // per_token)
-                        line = tile + 4 * TILE_WIDTH * j
-                        for b in range(together):
-                            cell = out + 4 * LANES * (block + b)
-                            store(cell, fma(share, load(line + 4 * LANES * b), load(cell)))
-        first = fetch_add(counter, size)
+            run_expert_down(job, op, expert, block, stop - block, visits, rows, num, shares, tile)
+        block, stop = take(counters, thread, num_threads, num_blocks, 2)
+
+
+@njit
+def run_expert_down(job, op, expert, block, num_blocks, visits, rows, count, shares, out):
+    """Add some blocks of what an expert puts out to the rows that visit it, by their shares."""
+    stride, kind = word(op, Experts.STRIDE), word(op, Experts.KIND)
+    place = word(op, Experts.WEIGHTS) + stride * (expert * word(op, Experts.NUM_BLOCKS) + block)
+    inner, num_tiles = word(op, Experts.INNER), tiles_of(count)
+    for tile in range(num_tiles):
+        first, end = share_of(count, tile, num_tiles)
+        here = rows + 8 * first
+        product(kind, place, stride, num_blocks, here, end - first, inner, out)
+        for i in range(end - first):
+            visit = load_i64(visits + 8 * (first + i))
+            share = splat(load_f32(shares + 4 * visit))
+            target = buffer_row(job, word(op, Experts.SOURCE), visit // word(op, Experts.PER_TOKEN))
+            for b in range(num_blocks):
+                cell = target + 4 * LANES * (block + b)
+                value = load(out + 4 * (TILE_WIDTH * i + LANES * b))
+                store(cell, fma(share, value, load(cell)))
 
 
 @njit
@@ -741,18 +741,18 @@ def run(job, team, thread):
     num_threads = word(job, Job.NUM_THREADS)
     for index in range(word(job, Job.NUM_OPS)):
         op = word(job, Job.OPS) + 8 * OP_WORDS * index
-        counter = word(job, Job.COUNTERS) + 64 * index
+        counters = word(job, Job.COUNTERS) + LINE * num_threads * index
         kind = word(op, 0)
         if kind == Op.LINEAR:
-            linear(job, op, thread, counter)
+            linear(job, op, thread, counters)
         elif kind == Op.ROTATE:
             rotate(job, op, thread, num_threads)
         elif kind == Op.ATTEND:
-            attend(job, op, thread, num_threads, counter)
+            attend(job, op, thread, num_threads, counters)
         elif kind == Op.EXPERTS_UP:
-            experts_up(job, op, thread, counter)
+            experts_up(job, op, thread, counters)
         elif kind == Op.EXPERTS_DOWN:
-            experts_down(job, op, thread, counter)
+            experts_down(job, op, thread, counters)
         elif kind == Op.EMBED:
             embed(job, op, thread, num_threads)
         elif kind == Op.KEEP:

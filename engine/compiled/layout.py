@@ -48,7 +48,7 @@ class Job(enum.IntEnum):
     LOADS = 19  # int32 [mixtures, E], tokens of each expert
     CHOSEN = 20  # int32 [mixtures, N, K]
     FEATURES = 21  # what KEEP writes and GATHER reads: [B, S, width] of KIND
-    COUNTERS = 22  # int64 [NUM_OPS, 8], zero at the start; a line each
+    COUNTERS = 22  # [NUM_OPS, NUM_THREADS] lines, zero at the start: what each share has given
     ROTARY = 23  # float32 [positions, 2, D / 2]: cosines, then sines
     NUM_THREADS = 24
     CACHES = 25  # address of [layers, 2]: keys and values [B, G, S, padded D]

@@ -24,12 +24,12 @@ from specgym.engine.compiled.layout import (
     Rotate,
     Token,
 )
+from specgym.engine.compiled.memory import LINE
 from specgym.engine.compiled.packing import Arena, Packed
 from specgym.engine.compiled.team import allocate, get_team
 from specgym.engine.compiled.tiles import MAX_BLOCKS, MAX_ROWS
 from specgym.engine.compiled.vectors import LANES
 
-LINE_WORDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,8 +344,12 @@ class Machine:
         """Run these operations from now on."""
         self.ops = allocate(8 * OP_WORDS * len(ops)).view(np.int64)
         self.ops[:] = np.array(ops, dtype=np.int64).reshape(-1)
-        self.counters = allocate(8 * LINE_WORDS * len(ops)).view(np.int64)
         self.job[Job.NUM_OPS], self.job[Job.OPS] = len(ops), self.ops.ctypes.data
+        self.make_counters()
+
+    def make_counters(self) -> None:
+        """Have a counter for each operation and thread."""
+        self.counters = allocate(LINE * self.job[Job.NUM_OPS] * max(self.num_threads, 1))
         self.job[Job.COUNTERS] = self.counters.ctypes.data
 
     def make_room(self, num_tokens: int, num_slots: int, num_threads: int) -> None:
@@ -357,6 +361,7 @@ class Machine:
         self.capacity = capacity = max(self.capacity, 1 << (num_tokens - 1).bit_length(), 8)
         self.num_slots = max(self.num_slots, num_slots)
         self.num_threads = num_threads
+        self.make_counters()
         self.tokens = np.zeros((capacity, Token.SIZE), dtype=np.int64)
         self.wanted = np.zeros(2 * capacity, dtype=np.int64)
         own = [

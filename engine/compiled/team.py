@@ -1,8 +1,6 @@
 """The threads that run compiled forwards together, and where their code is kept.
 
-Threads wait for work by looking for a fraction of a millisecond, offering the processor to others
-between looks, and then sleep until they are woken; so an idle engine costs nothing, and two
-processes that share processors take turns. (Threads that spin slowed each other 10 to 80 times.)
+Threads wait for work by looking for a fraction of a millisecond, then sleep until they are woken.
 """
 
 from __future__ import annotations
@@ -22,46 +20,40 @@ from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 from specgym.engine.compiled.interpreter import run
-from specgym.engine.compiled.memory import (
-    fetch_add,
-    offer_processor,
-    read_shared,
-    write_shared,
-)
+from specgym.engine.compiled.memory import LINE, announce, read_shared, wait_while, write_shared
 from specgym.engine.compiled.processor import PROCESSOR
 from specgym.engine.sources import cache_folder
 
 logger = logging.getLogger(__name__)
-LOOKS = 3000  # an idle thread takes, each behind an offer of its processor, before it sleeps
-LINE = 64  # bytes of a cache line
-# Words that a team shares, each in a line of its own; the first two are the barrier's.
-ARRIVED, ROUND, SEQUENCE, JOB, NUM_THREADS, NUM_LINES = range(6)
-SIGNATURE = "int64(int64, int64, int64, int64)"
+IDLE_LOOKS = 200_000  # of a thread without work before it sleeps: some 0.2 milliseconds
+# Lines of the memory a team shares, a word each; behind ROUND and NEWS stand their sleepers.
+# NEWS is the number of a job times MAX_THREADS, plus how many threads take part in it.
+ARRIVED, ROUND, _, NEWS, _, JOB, NUM_LINES = range(7)
+MAX_THREADS = 1024
+SIGNATURE = "void(int64, int64, int64, int64)"
 
 
-def enter(team, thread, seen, job):
-    """Run a job as a team's first thread, or jobs as another until there is none for a while.
+def enter(team, thread, argument, num_threads):
+    """Run a job as a team's first thread; as another run all that come, for ever.
 
-    Returns the number of the last job that was there; another thread's caller sleeps until the
-    next.
+    ``argument`` is the job; for another thread the news that it starts from.
     """
-    idle = 0
-    while idle < LOOKS:
-        takes_part = True
+    job = argument
+    news = argument
+    while True:
         if thread > 0:
-            sequence = read_shared(team + LINE * SEQUENCE)
-            if sequence == seen:
-                offer_processor()
-                idle += 1
-                continue
-            seen, idle = sequence, 0
-            takes_part = thread < read_shared(team + LINE * NUM_THREADS)
+            wait_while(team + LINE * NEWS, news, IDLE_LOOKS)
+            news = read_shared(team + LINE * NEWS)
             job = read_shared(team + LINE * JOB)
-        if takes_part:
+            num_threads = news % MAX_THREADS
+        elif num_threads > 1:
+            news = read_shared(team + LINE * NEWS)
+            write_shared(team + LINE * JOB, job)
+            announce(team + LINE * NEWS, (news // MAX_THREADS + 1) * MAX_THREADS + num_threads)
+        if thread < num_threads:
             run(job, team, thread)
         if thread == 0:
             break
-    return seen
 
 
 class SourceLocator(_CacheLocator):
@@ -122,7 +114,7 @@ class CodeCache(FunctionCache):
 
 
 @functools.cache
-def compiled_entry() -> Callable[[int, int, int, int], int]:
+def compiled_entry() -> Callable[[int, int, int, int], None]:
     """The compiled ``enter``; from the cache, else compiled now."""
     function: Any = njit(nogil=True)(enter)
     function._cache = CodeCache(enter)
@@ -137,50 +129,23 @@ class Team:
     def __init__(self) -> None:
         self.enter = compiled_entry()
         self.memory = allocate(NUM_LINES * LINE)
-        self.words = self.memory.view(np.int64)
         self.address = self.memory.ctypes.data
         self.lock = threading.Lock()  # one forward at a time
-        self.waking = threading.Condition()
-        self.num_asleep = 0
         self.num_started = 1
 
     def run(self, job: int, num_threads: int) -> None:
         """Run a job with this many threads, the caller's among them."""
         with self.lock:
-            if num_threads == 1:
-                self.words[LINE // 8 * NUM_THREADS] = 1
-                self.enter(self.address, 0, 0, job)
-                return
             while self.num_started < num_threads:
                 self.start_thread()
-            self.publish(job, num_threads)
-            self.enter(self.address, 0, 0, job)
-
-    def publish(self, job: int, num_threads: int) -> None:
-        """Let the other threads see a job, and wake those that sleep."""
-        self.words[LINE // 8 * JOB] = job
-        self.words[LINE // 8 * NUM_THREADS] = num_threads
-        with self.waking:  # a lock orders these writes on every processor
-            self.words[LINE // 8 * SEQUENCE] += 1
-            if self.num_asleep:
-                self.waking.notify_all()
+            self.enter(self.address, 0, job, num_threads)
 
     def start_thread(self) -> None:
-        """Start one more thread; it ends with the process."""
-        thread, seen = self.num_started, int(self.words[LINE // 8 * SEQUENCE])
-        arguments = (thread, seen)
-        threading.Thread(target=self.serve, args=arguments, daemon=True, name="specgym").start()
+        """Start one more thread, which ends with the process."""
+        news = int(self.memory.view(np.int64)[LINE // 8 * NEWS])
+        arguments = (self.address, self.num_started, news, 0)
+        threading.Thread(target=self.enter, args=arguments, daemon=True, name="specgym").start()
         self.num_started += 1
-
-    def serve(self, thread: int, seen: int) -> None:
-        """Run jobs, and sleep where there is none."""
-        while True:
-            seen = self.enter(self.address, thread, seen, 0)
-            with self.waking:
-                self.num_asleep += 1
-                while int(self.words[LINE // 8 * SEQUENCE]) == seen:
-                    self.waking.wait()
-                self.num_asleep -= 1
 
 
 def allocate(num_bytes: int) -> np.ndarray:

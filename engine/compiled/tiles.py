@@ -37,17 +37,17 @@ from specgym.engine.compiled.vectors import (
 BFLOAT16, FLOAT32 = 0, 1  # types of weights, as programs name them
 MAX_ROWS = 6  # of a kernel: 6 rows x 16 outputs fill the 16 registers of AVX2
 MAX_BLOCKS = 4
+PREFETCH = 2048  # bytes ahead; on Zen 3 a fifth more bytes per second for one row, half for four
 LINE = 64  # bytes of 16 words: a pair of bfloat16 inputs, or one of float32
-PREFETCH = 2048  # bytes ahead; measured on Zen 3: 1.5 times the rows per second from 4 rows on
-BLOCKS_AT_ONCE = (4, 4, 4, 4, 4, 4) if has_wide_registers() else (4, 2, 2, 1, 1, 1)  # by rows - 1
+BLOCKS_AT_ONCE = (4, 4, 4, 4, 4, 4) if has_wide_registers() else (4, 2, 1, 1, 1, 1)  # by rows - 1
 
 
 def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
-    """Make the kernel of some rows and blocks: (weights, stride, rows, inputs, out) -> None.
+    """Make the kernel of some rows and blocks.
 
-    ``weights`` is the first block's address, ``stride`` the bytes from block to block, ``rows`` the
-    address of the rows' addresses, ``inputs`` their even length, ``out`` that of float32
-    [rows, MAX_BLOCKS * 16].
+    Its arguments: the first block's address, the bytes from block to block, the address of the
+    rows' addresses, their even length, and the address of float32 [rows, MAX_BLOCKS * 16] that
+    it writes.
     """
     line = LINE if kind == BFLOAT16 else 2 * LINE
 
@@ -64,10 +64,9 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
         phis = {cell: b.phi(VECTOR) for cell in cells}
         sums: dict[tuple[int, int], ir.Value] = dict(phis)
         lines = [b.add(each, b.mul(pair, word(line))) for each in w]
-        if num_rows > 3:
-            for each in lines:
-                for part in range(0, line, LINE):
-                    emit_prefetch(b, b.add(each, word(PREFETCH + part)))
+        for each in lines:
+            for part in range(0, line, LINE):
+                emit_prefetch(b, b.add(each, word(PREFETCH + part)))
         for parity in range(2):
             factors = [emit_weights(b, each, kind, parity) for each in lines]
             for row in range(num_rows):
@@ -171,3 +170,9 @@ def product(kind, weights, stride, num_blocks, rows, num_rows, inputs, out):
         product_bf16(weights, stride, num_blocks, rows, num_rows, inputs, out)
     else:
         product_f32(weights, stride, num_blocks, rows, num_rows, inputs, out)
+
+
+@njit
+def tiles_of(count):
+    """Return in how many tiles some rows are multiplied."""
+    return -(-count // MAX_ROWS)
