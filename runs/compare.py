@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import pickle
 import re
 import time
 from pathlib import Path
@@ -24,8 +22,9 @@ from specgym.envs.workloads import Request, get_workload
 from specgym.runs.board import Board, step_scalars
 from specgym.runs.controllers import describe_options, make_controller
 from specgym.runs.folder import open_run
-from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
+from specgym.runs.loop import Controller, StepError, run_request
 from specgym.runs.lossless import check_lossless
+from specgym.runs.progress import STATE_FILE, STEPS_FILE, Progressed, write_steps
 from specgym.runs.results import (
     SCHEMA,
     chains_table,
@@ -41,8 +40,6 @@ from specgym.runs.settings import EnvSettings, make_pool
 from specgym.runs.train import TrainConfig, train_in
 
 RESULTS_FILE = "results.json"
-STEPS_FILE = "steps.jsonl"
-STATE_FILE = "state.pkl"
 TRAINING_FOLDER = "ppo-training"
 FAST = "none (fast)"
 ALL_CONTROLLERS = (
@@ -132,33 +129,6 @@ def demo_moe() -> CompareConfig:
 
 
 RECIPES = {"demo": demo, "demo-moe": demo_moe}
-
-
-@dataclasses.dataclass
-class Progressed:
-    """What a comparison has measured so far; pickled after every round, so a kill loses one.
-
-    Attributes:
-        records: Per controller, one record per finished request.
-        states: Per controller, its state and its environment's statistics.
-        baselines: The shared baselines' samples.
-        steps_size: Bytes of ``steps.jsonl`` that belong to finished rounds.
-    """
-
-    records: dict[str, list[RequestRecord]]
-    states: dict[str, Any] = dataclasses.field(default_factory=dict)
-    baselines: dict[bool, Any] = dataclasses.field(default_factory=dict)
-    steps_size: int = 0
-
-    @property
-    def num_rounds(self) -> int:
-        """Finished requests."""
-        return min(map(len, self.records.values()))
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the finished requests: TensorBoard's steps, the same for all controllers."""
-        return sum(record.tokens for record in self.records["none"][: self.num_rounds])
 
 
 class Comparison:
@@ -267,17 +237,14 @@ class Comparison:
             for name, controller in self.controllers.items()
         }
         self.done.baselines = {exact: b.samples for exact, b in self.baselines.items()}
-        temporary = self.folder / f"{STATE_FILE}.tmp"
-        temporary.write_bytes(pickle.dumps(self.done))
-        os.replace(temporary, self.folder / STATE_FILE)
+        self.done.save(self.folder)
         if not self.console.is_terminal:
             self.console.print(f"request {index + 1} of {self.config.num_requests} compared")
 
     def restore(self) -> None:
         """Goes back to the last finished round of a stopped run, if there is one."""
-        path = self.folder / STATE_FILE
-        if path.exists():
-            self.done = pickle.loads(path.read_bytes())
+        if (self.folder / STATE_FILE).exists():
+            self.done = Progressed.load(self.folder)
             for name, (learned, statistics) in self.done.states.items():
                 self.controllers[name].load_state_dict(learned)
                 self.envs[name].observer.restore(statistics)
@@ -404,14 +371,6 @@ def describe(results: dict[str, Any], folder: Path) -> str:
         f"exact mode costs {results['exact_over_fast']:.2f}x the fast one\n"
         f"written to {folder}  (tensorboard --logdir {folder})"
     )
-
-
-def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None:
-    """Appends a request's iterations, one JSON line each."""
-    for number, step in enumerate(record.steps):
-        head = {"controller": name, "request": index, "request_id": record.request_id}
-        file.write((json.dumps(head | {"step": number} | step) + "\n").encode())
-    file.flush()
 
 
 def slug(name: str) -> str:
