@@ -11,6 +11,8 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from specgym.runs.disk import FULL
+
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
     "train": "an agent learns on the live engine, or on recorded traces",
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (OSError, RuntimeError) as error:
         complain(str(error))
+        if getattr(error, "errno", None) in FULL:
+            complain("the disk is full: make room, and give the same command again")
         return 1
 
 

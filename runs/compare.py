@@ -305,21 +305,11 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     name = config.name or time.strftime("compare-%Y%m%d-%H%M%S")
     pool = make_pool(config)
     check_controllers(config, pool)
-    folder = open_run(config, name, RESULTS_FILE)
-    if "ppo" in config.controllers:
-        train_first(config, folder / TRAINING_FOLDER, pool, console)
-    comparison = Comparison(config, folder, pool, console)
-    try:
-        results = comparison.run()
-    except KeyboardInterrupt:
-        console.print(f"stopped; {comparison.done.num_rounds} requests are in {folder}")
-        console.print(f"the same command with --name {name} goes on after them")
-        if comparison.done.num_rounds:
-            console.print(results_table(comparison.results()))
-        raise
-    finally:
-        comparison.close()
-    write_json(folder / RESULTS_FILE, results)
+    with open_run(config, name, RESULTS_FILE) as folder:
+        if "ppo" in config.controllers:
+            train_first(config, folder / TRAINING_FOLDER, pool, console)
+        results = run_comparison(Comparison(config, folder, pool, console), name)
+        write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
     if len(pool.chains) > 1:
@@ -336,6 +326,21 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
             f"which exact mode rules out; see {folder / RESULTS_FILE}"
         )
     return results
+
+
+def run_comparison(comparison: Comparison, name: str) -> dict[str, Any]:
+    """Runs a comparison to its end; a stopped one says what it has, and how it goes on."""
+    console = comparison.console
+    try:
+        return comparison.run()
+    except KeyboardInterrupt:
+        console.print(f"stopped; {comparison.done.num_rounds} requests are in {comparison.folder}")
+        console.print(f"the same command with --name {name} goes on after them")
+        if comparison.done.num_rounds:
+            console.print(results_table(comparison.results()))
+        raise
+    finally:
+        comparison.close()
 
 
 def check_controllers(config: CompareConfig, pool: ModelPool) -> None:

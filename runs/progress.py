@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specgym.agents.saved_state import load_state, save_state
+from specgym.runs.disk import writing
 from specgym.runs.loop import RequestRecord
 
 STATE_FILE, STEPS_FILE = "state.npz", "steps.jsonl"
@@ -58,7 +59,8 @@ class Progressed:
             ],
             "steps_size": self.steps_size,
         }
-        save_state(folder / STATE_FILE, OWNER, state)
+        with writing(folder / STATE_FILE):
+            save_state(folder / STATE_FILE, OWNER, state)
 
     @classmethod
     def load(cls, folder: Path) -> Progressed:
@@ -96,7 +98,8 @@ def read_steps(path: Path, size: int, records: Mapping[str, list[RequestRecord]]
 
 def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None:
     """Appends a request's iterations to a file, one JSON line each."""
-    for number, step in enumerate(record.steps):
-        head = dict(zip(HEAD, (name, index, record.request_id, number), strict=True))
-        file.write((json.dumps(head | step) + "\n").encode())
-    file.flush()
+    with writing(Path(file.name)):
+        for number, step in enumerate(record.steps):
+            head = dict(zip(HEAD, (name, index, record.request_id, number), strict=True))
+            file.write((json.dumps(head | step) + "\n").encode())
+        file.flush()

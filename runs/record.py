@@ -25,7 +25,8 @@ from specgym.envs.traces import SCHEMA_VERSION, Trace, TraceSet, load_traces, sa
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.build_watch import make_bar
 from specgym.runs.compare import MismatchError
-from specgym.runs.folder import as_plain
+from specgym.runs.disk import writing
+from specgym.runs.folder import as_plain, kept_in, one_writer
 from specgym.runs.results import describe_machine, write_json
 from specgym.runs.settings import EnvSettings, make_pool
 from specgym.runs.trace_check import check_fit, check_traces, describe, table_of
@@ -85,19 +86,47 @@ def record(config: RecordConfig, console: Console) -> Path:
         MismatchError: If a check finds counts that differ.
     """
     path = config.path
-    if config.check or config.costs:
+    if config.check:
         traces = load_traces(path)
-        pool = make_pool(config)
-        check_fit(traces, pool)
-        requests = known_requests(config, traces)
-        session = Recording(config, pool, console)
-        if config.check:
-            check(config, traces, session.env, requests, console)
-        else:
-            costs = fit_costs(session.layout, list(session.measure(requests)))
-            save_traces(path, dataclasses.replace(traces, costs=costs))
-            console.print(f"costs measured again: {path}")
+        session, requests = reopen(config, traces, console)
+        check(config, traces, session.env, requests, console)
         return path
+    lock = path.with_name(f"{path.name}.lock")
+    with one_writer(path, lock, kept_in(parts_folder(path)), option="--out"):
+        if config.costs:
+            measure_again(config, console)
+        else:
+            record_all(config, console)
+    return path
+
+
+def reopen(
+    config: RecordConfig, traces: TraceSet, console: Console
+) -> tuple[Recording, list[Request]]:
+    """The recording of a file's traces, and their requests.
+
+    Raises:
+        ValueError: If the traces do not fit the pool or the workload.
+    """
+    pool = make_pool(config)
+    check_fit(traces, pool)
+    requests = known_requests(config, traces)
+    return Recording(config, pool, console), requests
+
+
+def measure_again(config: RecordConfig, console: Console) -> None:
+    """Measures the costs of a recorded file again."""
+    path = config.path
+    traces = load_traces(path)
+    session, requests = reopen(config, traces, console)
+    costs = fit_costs(session.layout, list(session.measure(requests)))
+    save(path, dataclasses.replace(traces, costs=costs))
+    console.print(f"costs measured again: {path}")
+
+
+def record_all(config: RecordConfig, console: Console) -> None:
+    """Records, or goes on with a stopped recording."""
+    path = config.path
     if path.exists() and not config.overwrite:
         raise ValueError(f"out: {path} is there; choose another --out, or --overwrite it")
     session = Recording(config, make_pool(config), console)
@@ -106,13 +135,22 @@ def record(config: RecordConfig, console: Console) -> Path:
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from {session.folder}")
         raise
-    save_traces(path, traces)
+    save(path, traces)
     console.print(
         f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
         f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
     )
     shutil.rmtree(session.folder)
-    return path
+
+
+def save(path: Path, traces: TraceSet) -> None:
+    """Writes traces.
+
+    Raises:
+        DiskFullError: If the disk is full.
+    """
+    with writing(path):
+        save_traces(path, traces)
 
 
 def check(
@@ -175,7 +213,7 @@ class Recording:
 
     def __init__(self, config: RecordConfig, pool: ModelPool, console: Console):
         self.config, self.pool, self.console = config, pool, console
-        self.folder = config.path.with_name(f"{config.path.name}.parts")
+        self.folder = parts_folder(config.path)
         self.env = SpecDecodeEnv(
             pool,
             config.workload,
@@ -245,7 +283,7 @@ class Recording:
         started = time.perf_counter()
         trace = self.recorder.record(request, self.env.rows.decode_request(request), split)
         about = {"seconds": time.perf_counter() - started}
-        save_traces(path, TraceSet((trace,), self.layout, None, about))
+        save(path, TraceSet((trace,), self.layout, None, about))
         return trace
 
     def seconds(self) -> float:
@@ -275,6 +313,11 @@ class Recording:
                 done += len(iterations)
                 rounds += 1
                 bar.update(task, completed=min(done, self.config.cost_steps))
+
+
+def parts_folder(path: Path) -> Path:
+    """Where the parts of a recording lie while it is not whole."""
+    return path.with_name(f"{path.name}.parts")
 
 
 def choose(config: RecordConfig) -> list[tuple[Request, str]]:

@@ -17,6 +17,7 @@ from rich import box
 from rich.table import Table
 
 from specgym.engine.types import NO_SPECULATION_NAME
+from specgym.runs.disk import writing
 from specgym.runs.loop import RequestRecord
 
 NUM_RESAMPLES = 2000
@@ -178,7 +179,16 @@ def chains_table(results: Mapping[str, Any], chains: Sequence[tuple[str, ...]]) 
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON so that a reader sees the old file or the new one, never a part."""
+    """Writes JSON so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        DiskFullError: If the disk is full.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
+    text = json.dumps(value, indent=2) + "\n"
+    with writing(path):
+        try:
+            temporary.write_text(text)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -10,12 +10,13 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specgym.agents.ppo import TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
+from specgym.agents.ppo import CHECKPOINTS, TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
 from specgym.engine.moe import ExpertShape
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import get_workload
 from specgym.runs.board import Board, step_scalars
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import StepError
 from specgym.runs.settings import EnvSettings, make_pool
@@ -59,13 +60,13 @@ def train(config: TrainConfig, console: Console) -> Path:
     """
     pool = make_pool(config)
     get_workload(config.workload, prompts=config.prompts, split=config.split)  # refused early
-    folder = open_run(config, config.name, TABLE_FILE)
-    try:
-        train_in(folder, pool, config, console)
-    except KeyboardInterrupt:
-        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
-        console.print("the same command goes on after them")
-        raise
+    with open_run(config, config.name, TABLE_FILE) as folder:
+        try:
+            train_in(folder, pool, config, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+            console.print("the same command goes on after them")
+            raise
     console.print(f"model: {folder}  (compare it with --controllers none,ppo:{folder})")
     return folder
 
@@ -95,7 +96,9 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
     board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
     watcher = Watcher(board, config.ppo, done, pool.model(pool.target).experts)
     with watcher.progress(console):
-        train_ppo(make_env, table, folder, config.ppo, config.seed, board.scalars, watcher.on_step)
+        writes, on_step = board.scalars, watcher.on_step
+        with writing(folder / CHECKPOINTS):
+            train_ppo(make_env, table, folder, config.ppo, config.seed, writes, on_step)
     board.close()
 
 

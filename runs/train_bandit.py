@@ -14,6 +14,7 @@ from specgym.envs.library import TraceLibrary
 from specgym.envs.replay import ReplayEnv
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import DIVERGENCE_EVERY, Controller, run_steps
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining
@@ -51,12 +52,13 @@ def train_bandit(config: BanditConfig, console: Console) -> Path:
     """
     training = ReplayTraining(config)
     controller = make_bandit(training)
-    folder = open_run(config, config.run_name, STATE_FILE)
     bar = make_bar(f"training {config.agent}", "requests", console)
-    with bar:
-        task = bar.add_task("", total=config.num_passes * len(training.train), note="")
-        learn(training, controller, lambda: bar.advance(task))
-    save_state(folder / STATE_FILE, config.agent, controller.state_dict())
+    with open_run(config, config.run_name, STATE_FILE, goes_on=False) as folder:
+        with bar:
+            task = bar.add_task("", total=config.num_passes * len(training.train), note="")
+            learn(training, controller, lambda: bar.advance(task))
+        with writing(folder / STATE_FILE):
+            save_state(folder / STATE_FILE, config.agent, controller.state_dict())
     yardstick = training.yardstick(console)
     seconds = play_all(training.held_out, controller, config.seed)
     console.print(

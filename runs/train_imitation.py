@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -16,9 +17,11 @@ from specgym.envs.features import FEATURES_VERSION
 from specgym.runs.board import Board
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining, describe
 from specgym.runs.visits import collect_visits
+from specgym.runs.yardstick import Yardstick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +56,24 @@ def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
         ValueError: If the traces cannot be used, or a run of this name is finished.
     """
     training = ReplayTraining(config)
-    folder = open_run(config, config.run_name, POLICY_FILE)
-    yardstick = training.yardstick(console)
+    with open_run(config, config.run_name, POLICY_FILE, goes_on=False) as folder:
+        yardstick = training.yardstick(console)
+        about = fit_in(folder, training, yardstick, console)
+    training.report(about, yardstick, folder, console)
+    return folder
+
+
+def fit_in(
+    folder: Path, training: ReplayTraining, yardstick: Yardstick, console: Console
+) -> dict[str, Any]:
+    """Fits round by round and saves the last policy into a folder; what is said about it."""
+    config = training.config
+    assert isinstance(config, ImitationTraining)
+    recipe = config.recipe
     board = Board(folder, first_step=1)
-    board.hyperparameters(dataclasses.asdict(config.recipe))
+    board.hyperparameters(dataclasses.asdict(recipe))
     bar = make_bar("training imitation", "rounds", console)
-    task = bar.add_task("", total=config.recipe.num_rounds, note="")
+    task = bar.add_task("", total=recipe.num_rounds, note="")
     scores: dict[str, float] = {}
 
     def on_round(number: int, policy: Policy) -> None:
@@ -71,10 +86,10 @@ def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
     with bar:
         policy = fit(training, on_round)
     board.close()
-    about = training.about() | {"step": config.recipe.num_rounds} | scores
-    save_policy(folder / POLICY_FILE, dataclasses.replace(policy, about=about))
-    training.report(about, yardstick, folder, console)
-    return folder
+    about = training.about() | {"step": recipe.num_rounds} | scores
+    with writing(folder / POLICY_FILE):
+        save_policy(folder / POLICY_FILE, dataclasses.replace(policy, about=about))
+    return about
 
 
 def judge_imitation(training: ReplayTraining) -> np.ndarray:

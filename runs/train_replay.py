@@ -31,6 +31,7 @@ from specgym.envs.rewards import paced_utility
 from specgym.envs.vector_replay import VectorReplay
 from specgym.runs.board import Board
 from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.replay_training import ReplayConfig, ReplayTraining
 from specgym.runs.replay_watch import BEST_FILE, ReplayWatcher
@@ -88,16 +89,18 @@ def train_network(config: NetworkConfig, console: Console) -> Path:
             with other settings.
     """
     training = ReplayTraining(config)
-    folder = open_run(config, config.run_name, POLICY_FILE)
-    yardstick = training.yardstick(console)
-    try:
-        train_in(
-            folder, training, config, lambda policy: training.measure(policy, yardstick), console
-        )
-    except KeyboardInterrupt:
-        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
-        console.print("the same command goes on after them")
-        raise
+    with open_run(config, config.run_name, POLICY_FILE) as folder:
+        yardstick = training.yardstick(console)
+
+        def more(policy: Policy) -> dict[str, float]:
+            return training.measure(policy, yardstick)
+
+        try:
+            train_in(folder, training, config, more, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+            console.print("the same command goes on after them")
+            raise
     training.report(load_policy(folder / POLICY_FILE).about, yardstick, folder, console)
     return folder
 
@@ -146,7 +149,7 @@ def train_in(
     )
     every = max(recipe.num_steps // config.num_evaluations, 1)
     pauses = Pauses(every, watcher.on_update, watcher.on_pause)
-    with watcher.bar:
+    with watcher.bar, writing(folder / CHECKPOINTS):
         model = learn(
             config.agent,
             SB3Vector(venv),
@@ -159,7 +162,8 @@ def train_in(
         )
         watcher.on_pause(model)
     board.close()
-    save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
+    with writing(folder / POLICY_FILE):
+        save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
     shutil.rmtree(folder / CHECKPOINTS)
     (folder / BEST_FILE).unlink()
 
