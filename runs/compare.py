@@ -21,6 +21,7 @@ from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.board import Board, step_scalars
 from specgym.runs.controllers import describe_options, make_controller
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import Controller, StepError, run_request
 from specgym.runs.lossless import check_lossless
@@ -181,7 +182,8 @@ class Comparison:
         """Warms up, runs what is left of the requests, and returns the results."""
         self.restore()
         self.warm_up(self.requests[0])
-        with self.bar() as bar, (self.folder / STEPS_FILE).open("ab") as steps_file:
+        steps_path = self.folder / STEPS_FILE
+        with self.bar() as bar, writing(steps_path), steps_path.open("ab") as steps_file:
             total = self.config.num_requests * len(self.envs)
             task = bar.add_task("", total=total, note="")
             for index in range(self.done.num_rounds, self.config.num_requests):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +29,36 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except DiskFullError:
         raise
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         if not is_full(error, path):
             raise
         raise DiskFullError(f"{path}: cannot be written, for the disk is full") from error
 
 
-def is_full(error: OSError | RuntimeError, path: Path) -> bool:
-    """Whether an error in writing a file says that the disk is full; torch's does not say why."""
+@contextlib.contextmanager
+def quiet_threads() -> Iterator[None]:
+    """Spares the traceback of a thread that finds the disk full: its owner is told, and tells."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if getattr(arguments.exc_value, "errno", None) not in FULL:
+            before(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def is_full(error: Exception, path: Path) -> bool:
+    """Whether an error in writing a file says that the disk is full.
+
+    The system's has a number, that of safetensors its words, and torch's does not say why.
+    """
     if isinstance(error, OSError):
         return error.errno in FULL
-    if type(error) is not RuntimeError:  # ours are of kinds of their own
-        return False
+    if type(error) is not RuntimeError:
+        return os.strerror(errno.ENOSPC) in str(error)
     home = next(folder for folder in path.absolute().parents if folder.is_dir())
     return shutil.disk_usage(home).free < LITTLE_BYTES

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from specgym.runs.disk import DiskFullError, writing
+from specgym.runs.disk import DiskFullError, quiet_threads, writing
 from specgym.runs.results import write_json
 
 CONFIG_FILE = "config.json"
@@ -77,7 +77,7 @@ def one_writer(output: Path, lock: Path, way_out: str, *, option: str) -> Iterat
     lock.parent.mkdir(parents=True, exist_ok=True)
     with acquire(lock, output, option) as file:
         try:
-            with writing(output):
+            with writing(output), quiet_threads():
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n")
                 file.flush()
