@@ -29,6 +29,7 @@ from specgym.envs.layout import Layout
 from specgym.envs.observations import Observer
 from specgym.envs.options import check_options
 from specgym.envs.rewards import get_reward
+from specgym.envs.room import fit_workload
 from specgym.envs.rows import Rows
 from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
@@ -98,6 +99,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         max_new_tokens: Token budget of a request.
         num_requests: Requests of an episode, at least ``batch_size``; None takes just as many.
         batch_size: Requests that are decoded together.
+        skip_too_long: Leave out prompts that do not fit the target's context (how many is
+            ``workload.num_skipped``); by default they are refused. Only where ``workload`` is a
+            name: the prompts of a ``Workload`` are not looked at before their turn.
         reward: Name of the reward.
         exact: Bit-exact fixed shapes (see ``specgym.engine.start``).
         clock: ``wall`` or ``counting`` (deterministic), or a ``Clock``.
@@ -143,6 +147,7 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         device: str | None = None,
         render_mode: str | None = None,
         batch_size: int = 1,
+        skip_too_long: bool = False,
     ):
         num_requests = batch_size if num_requests is None else num_requests
         if max_new_tokens < 1 or num_requests < 1:
@@ -159,8 +164,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode: must be None or 'ansi'; got {render_mode!r}")
         self.reward_of = get_reward(reward)
-        self.workload = make_workload(workload, prompts, split)
+        self.workload = make_workload(workload, prompts, split, skip_too_long)
         self.pool = make_pool(pool, k_values, chains, device)
+        if isinstance(workload, str):
+            self.workload = fit_workload(self.workload, self.pool, skip_too_long=skip_too_long)
         self.max_new_tokens = max_new_tokens
         self.num_requests, self.batch_size = num_requests, batch_size
         self.exact = exact
@@ -400,18 +407,21 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         return "\n\n".join(map(decode, outputs))
 
 
-def make_workload(workload: Workload | str, prompts: Path | None, split: Split) -> Workload:
+def make_workload(
+    workload: Workload | str, prompts: Path | None, split: Split, skip_too_long: bool
+) -> Workload:
     """The workload of this name, or the workload itself.
 
     Raises:
-        ValueError: If there is none of this name, or prompts or a split come with a ``Workload``.
+        ValueError: If there is none of this name, or what only a name needs comes with a
+            ``Workload``.
     """
     if isinstance(workload, str):
         return get_workload(workload, prompts=prompts, split=split)
-    if prompts is not None or split != "all":
+    if prompts is not None or split != "all" or skip_too_long:
         raise ValueError(
-            f"prompts and split: the workload {workload.name!r} was given with its requests; give "
-            f"them to get_workload instead"
+            f"prompts, split and skip_too_long: the workload {workload.name!r} was given with its "
+            f"requests; give them to get_workload and fit_workload instead"
         )
     return workload
 

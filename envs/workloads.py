@@ -4,7 +4,7 @@ import difflib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,11 +20,19 @@ ID_FIELDS = ("id", "task_id", "question_id")
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt with its name and its category."""
+    """One prompt with its name and its category.
+
+    Attributes:
+        id: The name.
+        prompt: The text.
+        category: The category.
+        source: File and line that it comes from, where there is such a thing.
+    """
 
     id: str
     prompt: str
     category: str
+    source: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -35,11 +43,13 @@ class Workload:
         name: What the user called it.
         groups: Requests that are drawn from together; for mixes and phases one group a category.
         run_length: Requests drawn from one group before the stream goes on to the next.
+        num_skipped: Prompts that were left out as too long (see `specgym.envs.room`).
     """
 
     name: str
     groups: tuple[tuple[Request, ...], ...]
     run_length: int = 1
+    num_skipped: int = 0
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -189,6 +199,7 @@ def _request(line: str, where: str, default_id: str) -> Request:
         id=str(name) if type(name) is int else _text(name, where, id_field),
         prompt=_text(prompt, where, field),
         category=_text(record.get("category", default), where, "category"),
+        source=where,
     )
 
 

@@ -89,6 +89,8 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
     pool = make_pool(config)
     modes = controllers_of(config, pool)
     workload = chosen_workload(config, pool)
+    if workload.num_skipped:
+        console.print(f"{workload.num_skipped} prompts are longer, and left out")
     baselines = {size: Baseline() for size in config.sizes}
     num_runs = len(config.sizes) * len(modes) * (config.repeats + 1)
     counter = itertools.count(1)
@@ -114,6 +116,7 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
         "ratios": ratios_of(rows),
         "pool": pool.name,
         "exact": config.exact,
+        "skipped_prompts": workload.num_skipped,
         "machine": describe_machine(pool.model(pool.target).device),
     }
 
@@ -138,16 +141,20 @@ def chosen_workload(config: BatchBench, pool: ModelPool) -> Workload:
         ValueError: If there are none.
     """
     workload = get_workload(config.workload, prompts=config.prompts)
+    longest = min(config.prompt_tokens, pool.model(pool.target).context_limit - 1)
     groups = tuple(
-        tuple(r for r in group if len(pool.encode(r.prompt)) <= config.prompt_tokens)
+        tuple(r for r in group if len(pool.encode(r.prompt)) <= longest)
         for group in workload.groups
     )
     if not any(groups):
         raise ValueError(
-            f"prompt_tokens: no prompt of {config.workload!r} has {config.prompt_tokens} tokens or "
-            f"fewer; allow more"
+            f"prompt_tokens: no prompt of {config.workload!r} has {longest} tokens or fewer; allow "
+            f"more, or give shorter ones"
         )
-    return dataclasses.replace(workload, groups=tuple(filter(None, groups)))
+    num_skipped = len(workload.requests) - sum(map(len, groups))
+    return dataclasses.replace(
+        workload, groups=tuple(filter(None, groups)), num_skipped=num_skipped
+    )
 
 
 def controllers_of(config: BatchBench, pool: ModelPool) -> dict[str, str]:

@@ -16,6 +16,7 @@ from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, decode_st
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
+from specgym.envs.room import describe_skipped, keep_fitting
 from specgym.envs.workloads import Request, get_workload, load_prompts
 from specgym.runs.results import describe_machine
 from specgym.runs.settings import PoolSettings, make_pool
@@ -27,6 +28,8 @@ class DrafterBench(PoolSettings):
 
     Attributes:
         prompts: JSONL files with prompts of your own; none takes the built-in held-out ones.
+        skip_too_long: Leave out prompts that do not fit the target's context, and say how many; by
+            default they are refused.
         categories: Categories to measure on; all by default.
         limit: Prompts of each category, from the first on.
         new_tokens: Tokens decoded per prompt.
@@ -34,6 +37,7 @@ class DrafterBench(PoolSettings):
     """
 
     prompts: tuple[Path, ...] = ()
+    skip_too_long: bool = False
     categories: tuple[str, ...] = ()
     limit: int = 20
     new_tokens: int = 96
@@ -62,7 +66,12 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
     nothing it does not agree.
     """
     pool = make_pool(config)
-    requests = chosen_requests(config)
+    known = known_requests(config)
+    fitting = keep_fitting(known, pool, skip_too_long=config.skip_too_long)
+    num_skipped = len(known) - len(fitting)
+    if num_skipped:
+        console.print(describe_skipped(num_skipped))
+    requests = chosen_requests(config, fitting)
     drafters = list(dict.fromkeys(name for chain in pool.chains for name in chain[:-1]))
     tallies = {(name, r.category): Tally() for r in requests for name in drafters}
     seconds: dict[str, list[float]] = {name: [] for name in pool.members}
@@ -92,21 +101,29 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
             },
         },
         "categories": categories,
+        "skipped_prompts": num_skipped,
         "pool": pool.name,
         "machine": describe_machine(pool.model(pool.target).device),
     }
 
 
-def chosen_requests(config: DrafterBench) -> list[Request]:
+def known_requests(config: DrafterBench) -> list[Request]:
+    """All prompts there are.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    if config.prompts:
+        return [request for path in config.prompts for request in load_prompts(path)]
+    return list(get_workload("all", split="held-out").requests)
+
+
+def chosen_requests(config: DrafterBench, known: Sequence[Request]) -> list[Request]:
     """The first prompts of each category.
 
     Raises:
-        ValueError: If a file cannot be read, or has none of a category that was asked for.
+        ValueError: If there is none of a category that was asked for.
     """
-    if config.prompts:
-        known = [request for path in config.prompts for request in load_prompts(path)]
-    else:
-        known = list(get_workload("all", split="held-out").requests)
     there = list(dict.fromkeys(request.category for request in known))
     missing = [category for category in config.categories if category not in there]
     if missing:

@@ -18,7 +18,8 @@ from specgym.engine.loading import MIXTURE_POOL
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.room import describe_skipped
+from specgym.envs.workloads import Request, Workload
 from specgym.runs.board import Board, step_scalars
 from specgym.runs.controllers import describe_options, make_controller
 from specgym.runs.disk import writing
@@ -37,7 +38,7 @@ from specgym.runs.results import (
     summarize,
     write_json,
 )
-from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.settings import EnvSettings, make_pool, make_workload
 from specgym.runs.train import TrainConfig, train_in
 
 RESULTS_FILE = "results.json"
@@ -139,16 +140,24 @@ class Comparison:
         config: Settings.
         folder: The run's folder.
         pool: The pool all controllers share.
+        workload: Where requests come from.
         console: Where progress is shown.
     """
 
-    def __init__(self, config: CompareConfig, folder: Path, pool: ModelPool, console: Console):
+    def __init__(
+        self,
+        config: CompareConfig,
+        folder: Path,
+        pool: ModelPool,
+        workload: Workload,
+        console: Console,
+    ):
         self.config = config
         self.folder = folder
         self.pool = pool
+        self.workload = workload
         self.console = console
         self.names = tuple(dict.fromkeys(("none", *config.controllers)))
-        workload = get_workload(config.workload, prompts=config.prompts, split=config.split)
         self.requests = workload.select(config.num_requests + 1, config.seed)
         self.clock = make_clock(config.clock, config.device)
         self.baselines = {True: Baseline(), False: Baseline()}
@@ -162,9 +171,7 @@ class Comparison:
         """An environment of its own for a controller; pool, clock and baseline are shared."""
         return SpecDecodeEnv(
             self.pool,
-            self.config.workload,
-            prompts=self.config.prompts,
-            split=self.config.split,
+            self.workload,
             max_new_tokens=self.config.max_new_tokens,
             exact=exact,
             clock=self.clock,
@@ -273,6 +280,7 @@ class Comparison:
             "workload": self.config.workload,
             "machine": describe_machine(self.pool.model(self.pool.target).device),
             "num_requests": rounds,
+            "skipped_prompts": self.workload.num_skipped,
             "exact": self.config.exact,
             "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
             "calibration": {
@@ -306,11 +314,13 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     """
     name = config.name or time.strftime("compare-%Y%m%d-%H%M%S")
     pool = make_pool(config)
-    check_controllers(config, pool)
+    workload = make_workload(config, pool, config.split)
+    training = make_training(config, pool) if "ppo" in config.controllers else None
+    check_controllers(config, pool, workload)
     with open_run(config, name, RESULTS_FILE) as folder:
-        if "ppo" in config.controllers:
-            train_first(config, folder / TRAINING_FOLDER, pool, console)
-        results = run_comparison(Comparison(config, folder, pool, console), name)
+        if training is not None:
+            train_first(*training, folder / TRAINING_FOLDER, pool, console)
+        results = run_comparison(Comparison(config, folder, pool, workload, console), name)
         write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
@@ -345,35 +355,44 @@ def run_comparison(comparison: Comparison, name: str) -> dict[str, Any]:
         comparison.close()
 
 
-def check_controllers(config: CompareConfig, pool: ModelPool) -> None:
-    """Refuses names, options and requests before anything is written or trained.
+def check_controllers(config: CompareConfig, pool: ModelPool, workload: Workload) -> None:
+    """Refuses names and options before anything is written or trained.
 
     Raises:
-        ValueError: If a controller or the workload is refused.
+        ValueError: If a controller is refused.
     """
-    env = SpecDecodeEnv(pool, config.workload, prompts=config.prompts, split=config.split)
+    env = SpecDecodeEnv(pool, workload)
     features = [feature.name for feature in env.features]
     for name in config.controllers:
         if name != "ppo":
             make_controller(name, env.plans, features, config.seed, pool.name)
 
 
-def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: Console) -> None:
-    """Trains the plain ``ppo`` on the other part of the requests, unless that is done."""
-    if (folder / TABLE_FILE).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+def make_training(config: CompareConfig, pool: ModelPool) -> tuple[TrainConfig, Workload]:
+    """Settings of the plain ``ppo``'s training, and the other part of the requests."""
     shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(EnvSettings)}
     other: Literal["train", "held-out"] = "held-out" if config.split == "train" else "train"
     settings = TrainConfig(**shared, split=other, ppo=PPOConfig(num_steps=config.train_steps))
-    train_in(folder, pool, settings, console)
+    return settings, make_workload(settings, pool, other)
+
+
+def train_first(
+    settings: TrainConfig, workload: Workload, folder: Path, pool: ModelPool, console: Console
+) -> None:
+    """Trains the plain ``ppo``, unless that is done."""
+    if (folder / TABLE_FILE).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    train_in(folder, pool, settings, workload, console)
 
 
 def describe(results: dict[str, Any], folder: Path) -> str:
     """The lines under the table."""
     lossless = results["lossless"]
+    skipped = results["skipped_prompts"]
     return (
-        f"lossless: {lossless['identical']} of {lossless['checked']} texts identical, "
+        (f"{describe_skipped(skipped)}\n" if skipped else "")
+        + f"lossless: {lossless['identical']} of {lossless['checked']} texts identical, "
         f"{lossless['near_ties']} near-ties, {lossless['mismatches']} mismatches; "
         f"exact mode costs {results['exact_over_fast']:.2f}x the fast one\n"
         f"written to {folder}  (tensorboard --logdir {folder})"

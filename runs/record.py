@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,20 @@ from specgym.envs.costs import MeasuredForward, MeasuredIteration, fit_costs
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.layout import Layout
 from specgym.envs.recording import Recorder
+from specgym.envs.room import describe_skipped
 from specgym.envs.traces import SCHEMA_VERSION, Trace, TraceSet, load_traces, save_traces
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.workloads import Request, Split, Workload, get_workload
 from specgym.runs.build_watch import make_bar
 from specgym.runs.compare import MismatchError
 from specgym.runs.disk import writing
 from specgym.runs.folder import as_plain, kept_in, one_writer
 from specgym.runs.results import describe_machine, write_json
-from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.settings import EnvSettings, make_pool, make_workload
 from specgym.runs.trace_check import check_fit, check_traces, describe, table_of
 from specgym.runs.walk import measured, walk_request
 
 HELD_OUT_EVERY = 3
+SPLITS: tuple[Split, Split] = ("train", "held-out")
 NOT_SETTINGS = ("out", "check", "costs", "check_requests", "json", "overwrite")
 
 
@@ -130,6 +132,8 @@ def record_all(config: RecordConfig, console: Console) -> None:
     if path.exists() and not config.overwrite:
         raise ValueError(f"out: {path} is there; choose another --out, or --overwrite it")
     session = Recording(config, make_pool(config), console)
+    if session.num_skipped:
+        console.print(describe_skipped(session.num_skipped))
     try:
         traces = session.run()
     except KeyboardInterrupt:
@@ -214,17 +218,18 @@ class Recording:
     def __init__(self, config: RecordConfig, pool: ModelPool, console: Console):
         self.config, self.pool, self.console = config, pool, console
         self.folder = parts_folder(config.path)
+        self.parts = {split: make_workload(config, pool, split) for split in SPLITS}
+        self.num_skipped = sum(part.num_skipped for part in self.parts.values())
         self.env = SpecDecodeEnv(
             pool,
-            config.workload,
-            prompts=config.prompts,
+            self.parts["train"],  # its own stream is not asked for: requests are given
             max_new_tokens=config.max_new_tokens,
             exact=config.exact,
             clock=config.clock,
             baseline=Baseline(every=8, window=3),  # close by: the machine's speed wanders
         )
         self.layout = Layout.of(pool)
-        self.requests = choose(config)
+        self.requests = choose(config, self.parts)
         self.recorder = Recorder(pool, config.exact, self.env.clock)
 
     def about(self) -> dict[str, Any]:
@@ -232,6 +237,7 @@ class Recording:
         settings = {k: v for k, v in as_plain(self.config).items() if k not in NOT_SETTINGS}
         return settings | {
             "schema_version": SCHEMA_VERSION,
+            "skipped_prompts": self.num_skipped,
             "numerics": NUMERICS,
             "fingerprints": self.pool.fingerprints,
             "machine": describe_machine(self.pool.model(self.pool.target).device),
@@ -320,18 +326,14 @@ def parts_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
-def choose(config: RecordConfig) -> list[tuple[Request, str]]:
+def choose(config: RecordConfig, parts: Mapping[Split, Workload]) -> list[tuple[Request, Split]]:
     """The requests to record with their split: every third is held out.
 
     Raises:
         ValueError: If there are fewer.
     """
-    parts = {
-        split: get_workload(config.workload, prompts=config.prompts, split=split)
-        for split in ("train", "held-out")
-    }
     num_held = config.num_requests // HELD_OUT_EVERY
-    wanted = {"train": config.num_requests - num_held, "held-out": num_held}
+    wanted: dict[Split, int] = {"train": config.num_requests - num_held, "held-out": num_held}
     for split, workload in parts.items():
         if wanted[split] > len(workload.requests):
             raise ValueError(
@@ -339,11 +341,9 @@ def choose(config: RecordConfig) -> list[tuple[Request, str]]:
                 f"{config.num_requests} need {wanted[split]}; ask for fewer, or give more --prompts"
             )
     chosen = {split: list(parts[split].select(wanted[split], config.seed)) for split in parts}
-    return [
-        (chosen[split].pop(0), split)
-        for index in range(config.num_requests)
-        for split in ["held-out" if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"]
-    ]
+    is_held = [index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for index in range(config.num_requests)]
+    splits = [SPLITS[each] for each in is_held]
+    return [(chosen[split].pop(0), split) for split in splits]
 
 
 def restore(plain: dict[str, Any]) -> MeasuredIteration:

@@ -10,6 +10,8 @@ import torch
 
 from specgym.engine.loading import load_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+from specgym.envs.room import fit_workload
+from specgym.envs.workloads import Split, Workload, get_workload
 
 DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -49,6 +51,8 @@ class EnvSettings(PoolSettings):
         workload: A category, a mix such as ``code+math``, ``all-3``, ``all-4``, ``all`` or
             ``phases``.
         prompts: JSONL file with prompts of your own (HumanEval, GSM8K, MT-Bench form).
+        skip_too_long: Leave out prompts that do not fit the target's context, and say how many; by
+            default they are refused.
         max_new_tokens: Token budget of a request.
         clock: ``wall`` measures; ``counting`` models time, for tests.
         seed: Picks the requests.
@@ -56,6 +60,7 @@ class EnvSettings(PoolSettings):
 
     workload: str = "all-4"
     prompts: Path | None = None
+    skip_too_long: bool = False
     max_new_tokens: int = 128
     clock: Literal["wall", "counting"] = "wall"
     seed: int = 0
@@ -72,3 +77,13 @@ def make_pool(settings: PoolSettings) -> ModelPool:
         graphs=settings.graphs,
         compiled=settings.compile,
     )
+
+
+def make_workload(settings: EnvSettings, pool: ModelPool, split: Split) -> Workload:
+    """The workload of these settings: each of its prompts has room in the target's context.
+
+    Raises:
+        ValueError: If there is no such workload, or a prompt is too long and not to be skipped.
+    """
+    workload = get_workload(settings.workload, prompts=settings.prompts, split=split)
+    return fit_workload(workload, pool, skip_too_long=settings.skip_too_long)

@@ -14,12 +14,13 @@ from specgym.agents.ppo import CHECKPOINTS, TABLE_FILE, PPOConfig, num_trained_s
 from specgym.engine.moe import ExpertShape
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.workloads import get_workload
+from specgym.envs.room import describe_skipped
+from specgym.envs.workloads import Workload
 from specgym.runs.board import Board, step_scalars
 from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import StepError
-from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.settings import EnvSettings, make_pool, make_workload
 
 REPORTED = ("spec/utility", "spec/accepted", "spec/share_k0")
 
@@ -59,10 +60,10 @@ def train(config: TrainConfig, console: Console) -> Path:
         ValueError: If a run of this name is finished, or was begun with other settings.
     """
     pool = make_pool(config)
-    get_workload(config.workload, prompts=config.prompts, split=config.split)  # refused early
+    workload = make_workload(config, pool, config.split)
     with open_run(config, config.name, TABLE_FILE) as folder:
         try:
-            train_in(folder, pool, config, console)
+            train_in(folder, pool, config, workload, console)
         except KeyboardInterrupt:
             console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
             console.print("the same command goes on after them")
@@ -71,15 +72,15 @@ def train(config: TrainConfig, console: Console) -> Path:
     return folder
 
 
-def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Console) -> None:
+def train_in(
+    folder: Path, pool: ModelPool, config: TrainConfig, workload: Workload, console: Console
+) -> None:
     """Trains into a folder that may hold checkpoints of an earlier, stopped training."""
 
     def make_env() -> SpecDecodeEnv:
         return SpecDecodeEnv(
             pool,
-            config.workload,
-            prompts=config.prompts,
-            split=config.split,
+            workload,
             max_new_tokens=config.max_new_tokens,
             num_requests=config.requests_per_episode,
             reward=config.reward,
@@ -90,10 +91,15 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
     env = make_env()
     table = {"plans": env.action_names, "features": [f.name for f in env.features]}
     done = num_trained_steps(folder)
+    if workload.num_skipped:
+        console.print(describe_skipped(workload.num_skipped))
     if done:
         console.print(f"going on after {done} steps")
     board = Board(folder, first_step=done + 1)
-    board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
+    board.hyperparameters(
+        dataclasses.asdict(config.ppo)
+        | {"reward": config.reward, "skipped_prompts": workload.num_skipped}
+    )
     watcher = Watcher(board, config.ppo, done, pool.model(pool.target).experts)
     with watcher.progress(console):
         writes, on_step = board.scalars, watcher.on_step

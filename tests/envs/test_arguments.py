@@ -76,6 +76,7 @@ CHANGES = {
 }
 # Tests below; of batches in test_batch.py.
 ON_THEIR_OWN = {"pool", "prompts", "split", "k_values", "chains", "device", "batch_size"}
+ON_THEIR_OWN |= {"skip_too_long"}  # in test_room.py
 
 
 def test_every_argument_has_a_test_here():
@@ -179,6 +180,7 @@ def test_a_workload_by_name_is_the_built_in_one(make_env, name):
         ({"device": "cpu"}, "the pool 'tiny' was built with its own"),
         ({"split": "train"}, "the workload 'tiny' was given with its requests"),
         ({"prompts": "file.jsonl"}, "the workload 'tiny' was given with its requests"),
+        ({"skip_too_long": True}, "the workload 'tiny' was given with its requests"),
         ({"max_new_tokens": 0}, "max_new_tokens and num_requests: must be >= 1; got 0 and 1"),
         ({"num_requests": 0}, "max_new_tokens and num_requests: must be >= 1; got 24 and 0"),
         ({"reward": "speed"}, "reward: no reward 'speed'"),
