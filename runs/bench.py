@@ -20,7 +20,7 @@ from specgym.engine.sources import load_source
 from specgym.engine.timing import Baseline, WallClock
 from specgym.engine.types import Plan
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.workloads import Request, Workload, get_workload
 from specgym.runs.controllers import FACTORIES, make_controller
 from specgym.runs.loop import run_request
 from specgym.runs.results import describe_machine, write_json
@@ -252,7 +252,7 @@ def bench_bare(config: DecodeBench, pool: ModelPool, request: Request) -> dict[s
     clock = WallClock(target.device)
     env = SpecDecodeEnv(
         pool,
-        "chat",
+        Workload("one", ((request,),)),
         max_new_tokens=config.pair_tokens,
         exact=config.exact,
         baseline=Baseline(every=10**9),
@@ -291,8 +291,9 @@ def bench_bookkeeping(config: DecodeBench, pool: ModelPool) -> dict[str, float]:
     """
     shares = {}
     requests = get_workload("all-4").select(4, seed=0)
+    given = Workload("given", (requests,))
     for name in FACTORIES:
-        env = SpecDecodeEnv(pool, "all-4", max_new_tokens=96, exact=config.exact)
+        env = SpecDecodeEnv(pool, given, max_new_tokens=96, exact=config.exact)
         features = [feature.name for feature in env.features]
         controller = make_controller(name, env.plans, features, 0)
         records = [run_request(env, controller, request) for request in requests]
