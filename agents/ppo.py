@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -27,57 +26,12 @@ from specgym.agents.normalization import (
     read_normalization,
     save_normalization,
 )
+from specgym.agents.recipes import PPOConfig
 from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
 
 MODEL_FILE = "model.zip"
 TABLE_FILE = "table.json"
 CHECKPOINTS = "checkpoints"
-
-
-@dataclasses.dataclass(frozen=True)
-class PPOConfig:
-    """Settings of a training.
-
-    The horizon is short (``gamma`` 0.9): what an iteration saves is paid at once, and only
-    catch-up and where the text stands reach further. Ours; close to Learning-to-Draft's setting.
-
-    Attributes:
-        num_steps: Iterations to train on; rounded up to whole rollouts.
-        rollout_steps: Iterations between updates; a multiple of the batch size.
-        batch_size: Samples of a gradient step.
-        num_epochs: Passes over a rollout.
-        learning_rate: Adam's.
-        gamma: Discount.
-        gae_lambda: Of the advantage estimate.
-        entropy_coefficient: Weight of the entropy bonus.
-        hidden_size: Width of the two hidden layers.
-    """
-
-    num_steps: int = 3072
-    rollout_steps: int = 128
-    batch_size: int = 64
-    num_epochs: int = 10
-    learning_rate: float = 1e-3
-    gamma: float = 0.9
-    gae_lambda: float = 0.95
-    entropy_coefficient: float = 0.01
-    hidden_size: int = 64
-
-    def __post_init__(self) -> None:
-        for field in ("num_steps", "rollout_steps", "batch_size", "num_epochs", "hidden_size"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"ppo.{field}: must be >= 1; got {getattr(self, field)}")
-        if self.batch_size < 2 or self.rollout_steps % self.batch_size:
-            raise ValueError(
-                f"ppo.batch_size: must be at least 2 and divide rollout_steps "
-                f"{self.rollout_steps} (a minibatch of one has no advantage to normalise); "
-                f"got {self.batch_size}"
-            )
-        if not 0.0 <= self.gamma <= 1.0 or self.learning_rate <= 0.0:
-            raise ValueError(
-                f"ppo: gamma must be in [0, 1] and learning_rate > 0; "
-                f"got {self.gamma} and {self.learning_rate}"
-            )
 
 
 class Scalars(KVWriter):

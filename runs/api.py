@@ -21,7 +21,8 @@ from specgym.engine.types import SamplingParams
 from specgym.envs.arguments import check_chains, check_k_values
 from specgym.envs.decode import make_clock
 from specgym.runs.loop import Controller, StepError
-from specgym.runs.session import DEFAULT_CONTROLLER, Session
+from specgym.runs.session import Session
+from specgym.runs.settings import DEFAULT_CONTROLLER
 from specgym.runs.text import Detokenizer
 
 GREEDY = SamplingParams()

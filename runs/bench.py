@@ -1,11 +1,9 @@
-"""``specgym bench``: timings as ratios, measured side by side in one run."""
+"""``specgym bench decode``, and what all benches share: timings side by side in one run."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,121 +19,18 @@ from specgym.engine.timing import Baseline, WallClock
 from specgym.engine.types import Plan
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload, get_workload
+from specgym.runs.bench_configs import DecodeBench
 from specgym.runs.controllers import FACTORIES, make_controller
 from specgym.runs.loop import run_request
+from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine, write_json
-from specgym.runs.settings import PoolSettings, make_pool
 
-BENCHES = {
-    "batch": "what batching gains, and what speculation adds at every batch size",
-    "decode": "plain decoding against transformers, and what the environment adds",
-    "gpu": "captured forwards on a GPU: the eager results, every chain lossless, and the time",
-    "drafters": "how often each drafter's first token is the target's, and its cost",
-    "moe": "what verifying costs a mixture of experts, and which static K pays",
-    "peers": "plain and speculative decoding against transformers, vLLM and llama.cpp",
-    "replay": "steps a second of recorded traces, one environment and thousands at once",
-    "soak": "thousands of requests through one engine: does memory grow, does anything fail",
-}
 Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
-USAGE = f"usage: specgym bench {' | '.join(BENCHES)} [options]"
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodeBench(PoolSettings):
-    """Plain decoding against transformers' generate, and what the environment adds to it.
-
-    Attributes:
-        new_tokens: Tokens decoded per repeat.
-        repeats: Alternated repeats of plain decoding.
-        pairs: Alternated pairs of a bare loop and the environment at K = 0.
-        pair_tokens: Tokens of such a pair's runs; few, so that both meet the machine alike.
-        json: Where the numbers are written.
-    """
-
-    new_tokens: int = 128
-    repeats: int = 7
-    pairs: int = 61
-    pair_tokens: int = 24
-    json: Path | None = None
-
-
-def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
-    """Runs a bench and prints its table.
-
-    Raises:
-        ValueError: If there is no such bench.
-        RuntimeError: If what it checks does not hold.
-    """
-    if not arguments or arguments[0] not in BENCHES:
-        asked = arguments[0] if arguments else ""
-        if asked in ("-h", "--help"):
-            print(USAGE)
-            return
-        raise ValueError(f"bench: no bench {asked!r}\n{USAGE}")
-    name, rest = arguments[0], arguments[1:]
-    if name == "decode":
-        run_decode(rest, parse, console)
-        return
-    settings, measure, show_report = find_bench(name)
-    config = parse(f"bench {name}", rest, settings)
-    report = measure(config, console)
-    show_report(report)
-    if config.json is not None:
-        write_json(config.json, report)
-    if failed := report.get("failed"):
-        raise RuntimeError(f"bench {name}: failed: {'; '.join(failed)}")
-    if name in ("batch", "moe") and config.plot is not None:
-        find_plot(name)(report, config.plot)
-
-
-def find_bench(name: str) -> tuple[type, Callable[..., dict[str, Any]], Callable[..., None]]:
-    """A bench's settings, what measures, and what prints its report; imports only what it needs."""
-    if name == "batch":
-        from specgym.runs.bench_batch import BatchBench, bench_batch, show_batch
-
-        return BatchBench, bench_batch, show_batch
-    if name == "drafters":
-        from specgym.runs.bench_drafters import DrafterBench, bench_drafters, show_drafters
-
-        return DrafterBench, bench_drafters, show_drafters
-    if name == "moe":
-        from specgym.runs.bench_moe import MoeBench, bench_moe
-        from specgym.runs.bench_plot import show_moe
-
-        return MoeBench, bench_moe, show_moe
-    if name == "peers":
-        from specgym.runs.bench_peers import PeersBench, bench_peers
-        from specgym.runs.peer_table import show_peers
-
-        return PeersBench, bench_peers, show_peers
-    if name == "replay":
-        from specgym.runs.bench_replay import ReplayBench, bench_replay, show_replay
-
-        return ReplayBench, bench_replay, show_replay
-    if name == "gpu":
-        from specgym.runs.bench_gpu import GpuBench, bench_gpu, show_gpu
-
-        return GpuBench, bench_gpu, show_gpu
-    from specgym.runs.bench_soak import SoakBench, bench_soak, show_soak
-
-    return SoakBench, bench_soak, show_soak
-
-
-def find_plot(name: str) -> Callable[[dict[str, Any], Path], None]:
-    """What draws a bench's report."""
-    if name == "batch":
-        from specgym.runs.bench_batch import plot_batch
-
-        return plot_batch
-    from specgym.runs.bench_plot import plot_moe
-
-    return plot_moe
-
-
-def run_decode(arguments: list[str], parse: Callable[..., Any], console: Console) -> None:
+def run_decode(config: DecodeBench, console: Console) -> None:
     """Runs ``bench decode``; a stopped one leaves what it has measured."""
-    config = parse("bench decode", arguments, DecodeBench)
     report: dict[str, Any] = {"rows": [], "ratios": {}}
     try:
         bench_decode(config, console, report)

@@ -21,60 +21,15 @@ from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Workload, get_workload
 from specgym.runs.bench import alternate, row
+from specgym.runs.bench_configs import BatchBench
 from specgym.runs.bench_plot import compact_table
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import DIVERGENCE_EVERY, StepError
+from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import PoolSettings, make_pool
 
 PLAIN, SCHEDULED = "plain", "scheduled"
 ENDLESS = 10**9  # requests of an episode: rows never run dry
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchBench(PoolSettings):
-    """Tokens per second of plain decoding, two chains and a schedule at several batch sizes.
-
-    Attributes:
-        sizes: Batch sizes.
-        two_level: A plan of a drafter and the target, such as ``small@3``; by default the first
-            such chain of the pool.
-        three_level: A plan of two drafters and the target; by default the first such chain.
-        scheduler: The controller that picks the chain.
-        workload: Where the requests come from.
-        prompts: JSONL file with prompts of your own; None takes the built-in ones.
-        prompt_tokens: Longest prompt that is taken: prefilling long ones would take most of the
-            time, and is not what is measured.
-        new_tokens: Tokens decoded per row and run.
-        request_tokens: Token budget of a request: rows that end are filled again.
-        repeats: Alternated repeats of every run, after one that is not measured.
-        seed: Picks the requests.
-        json: Where the numbers are written.
-        plot: Where a picture of them is written (its ending says the format).
-    """
-
-    exact: bool = False
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    two_level: str = ""
-    three_level: str = ""
-    scheduler: str = "specrouter"
-    workload: str = "all-4"
-    prompts: Path | None = None
-    prompt_tokens: int = 64
-    new_tokens: int = 20
-    request_tokens: int = 96
-    repeats: int = 3
-    seed: int = 0
-    json: Path | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
-        counts = (*self.sizes, self.prompt_tokens, self.new_tokens, self.request_tokens)
-        if not self.sizes or min(*counts, self.repeats) < 1:
-            raise ValueError(
-                f"sizes, prompt_tokens, new_tokens, request_tokens and repeats: must be >= 1; "
-                f"got {counts} and {self.repeats}"
-            )
 
 
 def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,35 +17,9 @@ from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.room import describe_skipped, keep_fitting
 from specgym.envs.workloads import Request, get_workload, load_prompts
+from specgym.runs.bench_configs import DrafterBench
+from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import PoolSettings, make_pool
-
-
-@dataclasses.dataclass(frozen=True)
-class DrafterBench(PoolSettings):
-    """Agreement of every drafter's first token along the target's greedy text, and its seconds.
-
-    Attributes:
-        prompts: JSONL files with prompts of your own; none takes the built-in held-out ones.
-        skip_too_long: Leave out prompts that do not fit the target's context, and say how many; by
-            default they are refused.
-        categories: Categories to measure on; all by default.
-        limit: Prompts of each category, from the first on.
-        new_tokens: Tokens decoded per prompt.
-        json: Where the numbers are written.
-    """
-
-    prompts: tuple[Path, ...] = ()
-    skip_too_long: bool = False
-    categories: tuple[str, ...] = ()
-    limit: int = 20
-    new_tokens: int = 96
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
 
 
 @dataclasses.dataclass

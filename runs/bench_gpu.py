@@ -5,13 +5,11 @@ Random weights of realistic shape, so that it runs where no others are at hand. 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from specgym.engine.testing import decode, random_plans
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.runs.bench import alternate
+from specgym.runs.bench_configs import GpuBench
 from specgym.runs.gpu_models import DENSE, MIXTURE, TINY_DENSE, TINY_MIXTURE, Shape, fit, make_pool
 from specgym.runs.results import describe_machine
 
@@ -35,34 +34,6 @@ HOPPER = (9, 0)  # from here on a grouped product does not wait for the device
 WIDTHS = (1, 2, 4, 8)
 TOLERANCE = 0.05  # of the largest logit; in bfloat16 the last bit is 0.4 % of a number
 BANDWIDTH_BYTES = {"cuda": 1 << 31, "cpu": 1 << 24}
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuBench:
-    """Captured forwards against eager ones: same results, every chain lossless, and the time.
-
-    Attributes:
-        device: Where the models run; ``cpu`` is a dry run without graphs.
-        tiny: Models of toy size, for a dry run.
-        new_tokens: Tokens decoded per chain.
-        context: Tokens in front of the timed windows.
-        repeats: Alternated repeats of every timed forward.
-        seed: Draws weights, prompts and plans.
-        json: Where the numbers are written.
-    """
-
-    device: str = "cuda"
-    tiny: bool = False
-    new_tokens: int = 64
-    context: int = 400
-    repeats: int = 15
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("new_tokens", "context", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
 
 
 def bench_gpu(config: GpuBench, console: Console) -> dict[str, Any]:

@@ -14,18 +14,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
 from specgym.baselines.specrouter import SpecRouter
-from specgym.engine.loading import MIXTURE_POOL
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
 from specgym.envs.room import describe_skipped
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.board import Board, step_scalars
+from specgym.runs.configs import CompareConfig, TrainConfig
 from specgym.runs.controllers import describe_options, make_controller
 from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import Controller, StepError, run_request
 from specgym.runs.lossless import check_lossless
+from specgym.runs.making import make_pool, make_workload
 from specgym.runs.progress import STATE_FILE, STEPS_FILE, Progressed, write_steps
 from specgym.runs.results import (
     SCHEMA,
@@ -38,99 +39,16 @@ from specgym.runs.results import (
     summarize,
     write_json,
 )
-from specgym.runs.settings import EnvSettings, make_pool, make_workload
-from specgym.runs.train import TrainConfig, train_in
+from specgym.runs.settings import EnvSettings
+from specgym.runs.train import train_in
 
 RESULTS_FILE = "results.json"
 TRAINING_FOLDER = "ppo-training"
 FAST = "none (fast)"
-ALL_CONTROLLERS = (
-    "none",
-    "static:ngram@4",
-    "static:eagle@2",
-    "random",
-    "specrouter",
-    "test-and-set",
-    "ucb",
-    "ppo",
-)
 
 
 class MismatchError(RuntimeError):
     """A controller's text differs from plain decoding's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareConfig(EnvSettings):
-    """Compares controllers on the same requests, request by request in rotated order.
-
-    Attributes:
-        controllers: Names, or names with options: ``none``, ``static:ngram@4``,
-            ``ucb:scope=request``, ``learned``, ``learned:FILE``, ``ppo:FOLDER``. Plain ``ppo`` is
-            trained first. ``none`` is always in.
-        split: Which part of the requests to compare on; training uses the other.
-        num_requests: Requests to compare on.
-        train_steps: Iterations to train a plain ``ppo`` on.
-        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on. By
-            default the time.
-        runs: Folder of all runs.
-        overwrite: Replace a finished run of this name.
-        recipe: Start from this recipe's settings.
-    """
-
-    controllers: tuple[str, ...] = ("none", "static:ngram@4", "specrouter", "test-and-set", "ucb")
-    split: Literal["held-out", "train", "all"] = "held-out"
-    num_requests: int = 12
-    train_steps: int = 3072
-    name: str = ""
-    runs: Path = Path("runs")
-    overwrite: bool = False
-    recipe: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_requests < 1 or self.train_steps < 1:
-            raise ValueError(
-                f"num_requests and train_steps: must be >= 1; "
-                f"got {self.num_requests} and {self.train_steps}"
-            )
-        repeated = {name for name in self.controllers if self.controllers.count(name) > 1}
-        if repeated:
-            raise ValueError(f"controllers: {sorted(repeated)[0]!r} is named twice")
-        if "ppo" in self.controllers and self.split == "all":
-            raise ValueError(
-                "split: a plain 'ppo' is trained on the requests that are not compared on; with "
-                "'all' none are left: use 'held-out' or 'train', or name a model with ppo:FOLDER"
-            )
-
-
-def demo() -> CompareConfig:
-    """All controllers on the dense target and a mixed workload, PPO trained first."""
-    return CompareConfig(
-        controllers=(*ALL_CONTROLLERS, "learned"),
-        workload="all-4",
-        num_requests=8,
-        train_steps=1024,
-        max_new_tokens=96,
-        name="demo",
-        overwrite=True,
-        recipe="demo",
-    )
-
-
-def demo_moe() -> CompareConfig:
-    """The same controllers on the mixture of experts; less of it, as each step takes longer."""
-    return dataclasses.replace(
-        demo(),
-        pool=MIXTURE_POOL,
-        num_requests=5,
-        train_steps=512,
-        max_new_tokens=64,
-        name="demo-moe",
-        recipe="demo-moe",
-    )
-
-
-RECIPES = {"demo": demo, "demo-moe": demo_moe}
 
 
 class Comparison:

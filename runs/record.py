@@ -26,57 +26,17 @@ from specgym.envs.traces import SCHEMA_VERSION, Trace, TraceSet, load_traces, sa
 from specgym.envs.workloads import Request, Split, Workload, get_workload
 from specgym.runs.build_watch import make_bar
 from specgym.runs.compare import MismatchError
+from specgym.runs.configs import RecordConfig
 from specgym.runs.disk import writing
 from specgym.runs.folder import as_plain, kept_in, one_writer
+from specgym.runs.making import make_pool, make_workload
 from specgym.runs.results import describe_machine, write_json
-from specgym.runs.settings import EnvSettings, make_pool, make_workload
 from specgym.runs.trace_check import check_fit, check_traces, describe, table_of
 from specgym.runs.walk import measured, walk_request
 
 HELD_OUT_EVERY = 3
-SPLITS: tuple[Split, Split] = ("train", "held-out")
 NOT_SETTINGS = ("out", "check", "costs", "check_requests", "json", "overwrite")
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordConfig(EnvSettings):
-    """Records requests: plain decoding, and at every position what each plan would do there.
-
-    Attributes:
-        out: The file that is written; a stopped recording of this name goes on. By default
-            ``traces/POOL.npz``.
-        num_requests: Requests to record; every third of them is held out.
-        cost_steps: Iterations under random plans that costs are measured on, once all is recorded.
-        costs: Only measure the costs of a recorded file again.
-        check: Instead of recording, drive the live engine with random plans on a file's requests
-            and compare: tokens must agree, seconds should.
-        check_requests: Requests to check on; 0 takes all.
-        json: Where a check's figures are written.
-        overwrite: Replace a file that is there.
-    """
-
-    out: Path | None = None
-    num_requests: int = 144
-    cost_steps: int = 3000
-    costs: bool = False
-    check: bool = False
-    check_requests: int = 24
-    json: Path | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_requests", 1), ("cost_steps", 1), ("check_requests", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: must be >= {least}; got {getattr(self, name)}")
-        if self.costs and self.check:
-            raise ValueError("costs and check: choose one of them")
-        if self.out is not None and self.out.suffix != ".npz":
-            raise ValueError(f"out: must end in .npz; got {self.out}")
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.out or Path("traces") / f"{self.pool.replace(':', '-').replace('/', '-')}.npz"
+SPLITS: tuple[Split, Split] = ("train", "held-out")
 
 
 def record(config: RecordConfig, console: Console) -> Path:

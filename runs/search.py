@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,43 +14,14 @@ from rich.table import Table
 from specgym.envs.traces import load_traces
 from specgym.runs.build_watch import make_bar
 from specgym.runs.candidates import CANDIDATES, changed
+from specgym.runs.configs import SearchConfig
 from specgym.runs.folds import cross_validate, make_folds
 from specgym.runs.replay import interval, paired, resamples
-from specgym.runs.replay_training import ReplayConfig
 from specgym.runs.results import write_json
 from specgym.runs.train_replay import find_agent
+from specgym.runs.training_configs import ReplayConfig
 
 RECIPE = "as it is"
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """Judges settings of an agent on training requests that it was not trained on.
-
-    Attributes:
-        agent: What learns; see ``specgym train AGENT --env replay``.
-        traces: File of ``specgym record``. Its held-out requests are not looked at.
-        candidates: Changes of the agent's settings, such as ``recipe.learning_rate=0.001``, several
-            of them with a space between; by default a few per agent.
-        folds: Parts of the training requests; each is judged by an agent trained on the others.
-        num_judged: How many of these parts are judged; 0 is all of them.
-        seed: Of the trainings, and of the intervals.
-        json: Where the figures are written.
-    """
-
-    agent: str = "imitation"
-    traces: Path = Path("traces/smollm2-moe.npz")
-    candidates: tuple[str, ...] = ()
-    folds: int = 3
-    num_judged: int = 0
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.num_judged <= self.folds:
-            raise ValueError(
-                f"num_judged: must be from 0 to the {self.folds} folds; got {self.num_judged}"
-            )
 
 
 def search(config: SearchConfig, console: Console) -> dict[str, Any]:

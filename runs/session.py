@@ -12,8 +12,8 @@ from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import Controller, begin_request, run_steps
+from specgym.runs.settings import DEFAULT_CONTROLLER
 
-DEFAULT_CONTROLLER = "test-and-set"
 NEEDED = ("needs_divergence", "begin", "act", "observe")  # of a controller that decodes
 
 

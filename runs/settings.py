@@ -1,4 +1,4 @@
-"""Settings that commands share: which pool decodes what."""
+"""Settings that commands share; imported without torch, so that help is quick."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from specgym.engine.loading import load_pool
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
-from specgym.envs.room import fit_workload
-from specgym.envs.workloads import Split, Workload, get_workload
-
-DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# The engine's own constants, spelled out; a test compares them.
+K_VALUES = (1, 2, 3, 4, 6)
+MIXTURE_POOL = "smollm2-moe"
+DEFAULT_CONTROLLER = "test-and-set"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +31,7 @@ class PoolSettings:
 
     pool: str = "smollm2"
     chains: tuple[str, ...] = ()
-    k_values: tuple[int, ...] = DEFAULT_K_VALUES
+    k_values: tuple[int, ...] = K_VALUES
     device: str = "cpu"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     exact: bool = True
@@ -64,26 +60,3 @@ class EnvSettings(PoolSettings):
     max_new_tokens: int = 128
     clock: Literal["wall", "counting"] = "wall"
     seed: int = 0
-
-
-def make_pool(settings: PoolSettings) -> ModelPool:
-    """The pool of these settings."""
-    return load_pool(
-        settings.pool,
-        k_values=settings.k_values,
-        chains=[tuple(chain.split(">")) for chain in settings.chains] or None,
-        device=settings.device,
-        dtype=DTYPES[settings.dtype],
-        graphs=settings.graphs,
-        compiled=settings.compile,
-    )
-
-
-def make_workload(settings: EnvSettings, pool: ModelPool, split: Split) -> Workload:
-    """The workload of these settings: each of its prompts has room in the target's context.
-
-    Raises:
-        ValueError: If there is no such workload, or a prompt is too long and not to be skipped.
-    """
-    workload = get_workload(settings.workload, prompts=settings.prompts, split=split)
-    return fit_workload(workload, pool, skip_too_long=settings.skip_too_long)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,40 +17,13 @@ from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.room import describe_skipped
 from specgym.envs.workloads import Workload
 from specgym.runs.board import Board, step_scalars
+from specgym.runs.configs import TrainConfig
 from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import StepError
-from specgym.runs.settings import EnvSettings, make_pool, make_workload
+from specgym.runs.making import make_pool, make_workload
 
 REPORTED = ("spec/utility", "spec/accepted", "spec/share_k0")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(EnvSettings):
-    """Trains an agent on the live engine.
-
-    Attributes:
-        agent: What learns.
-        env: ``live``: the engine. ``replay`` takes recorded traces and has settings of its own, see
-            ``specgym train AGENT --env replay --help``.
-        split: Which part of the requests to train on; ``compare`` uses the other.
-        requests_per_episode: Requests of an episode.
-        reward: What is maximised; ``net_utility`` is the time saved.
-        ppo: The learner's settings.
-        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on.
-        runs: Folder of all runs.
-        overwrite: Replace a finished run of this name.
-    """
-
-    agent: Literal["ppo"] = "ppo"
-    env: Literal["live"] = "live"
-    split: Literal["train", "held-out", "all"] = "train"
-    requests_per_episode: int = 4
-    reward: Literal["net_utility", "utility", "log_utility"] = "net_utility"
-    ppo: PPOConfig = PPOConfig()  # noqa: RUF009 (frozen)
-    name: str = "ppo"
-    runs: Path = Path("runs")
-    overwrite: bool = False
 
 
 def train(config: TrainConfig, console: Console) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,31 +16,10 @@ from specgym.runs.controllers import make_controller
 from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import DIVERGENCE_EVERY, Controller, run_steps
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.replay_training import ReplayTraining
+from specgym.runs.training_configs import BanditConfig
 
 STATE_FILE = "state.npz"
-
-
-@dataclasses.dataclass(frozen=True)
-class BanditConfig(ReplayConfig):
-    """Lets a bandit play recorded traces, and saves what it knows then.
-
-    Attributes:
-        options: Its options, as in ``compare``: ``scope=request:exploration=0.2``.
-        num_passes: Times that it plays all training requests.
-    """
-
-    options: str = ""
-    num_passes: int = 3
-
-    def __post_init__(self) -> None:
-        if self.num_passes < 1:
-            raise ValueError(f"num_passes: must be >= 1; got {self.num_passes}")
-
-    @property
-    def spec(self) -> str:
-        """The bandit as ``compare`` names it."""
-        return f"{self.agent}:{self.options}" if self.options else self.agent
 
 
 def train_bandit(config: BanditConfig, console: Console) -> Path:

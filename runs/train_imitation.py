@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from specgym.agents.imitation import Choose, ImitationConfig, Table, train_imitation
+from specgym.agents.imitation import Choose, Table, train_imitation
 from specgym.agents.policy import Policy, save_policy
 from specgym.baselines.visits import Visits
 from specgym.envs.features import FEATURES_VERSION
@@ -19,34 +19,10 @@ from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import POLICY_FILE
 from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining, describe
+from specgym.runs.replay_training import ReplayTraining, describe
+from specgym.runs.training_configs import ImitationTraining
 from specgym.runs.visits import collect_visits
 from specgym.runs.yardstick import Yardstick
-
-
-@dataclasses.dataclass(frozen=True)
-class ImitationTraining(ReplayConfig):
-    """Fits a policy to what every action costs on recorded traces. Begun anew when it was stopped.
-
-    Attributes:
-        recipe: The learner's settings.
-        num_rows: Requests that are decoded at once to visit states.
-        num_steps: Iterations of each row in a round.
-        exploration: Shares of random actions; rows take them in turn.
-    """
-
-    recipe: ImitationConfig = ImitationConfig()  # noqa: RUF009 (frozen)
-    num_rows: int = 192
-    num_steps: int = 120
-    exploration: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
-
-    def __post_init__(self) -> None:
-        if self.num_rows < 1 or self.num_steps < 1:
-            raise ValueError(
-                f"num_rows and num_steps: must be >= 1; got {self.num_rows} and {self.num_steps}"
-            )
-        if not self.exploration or not all(0.0 <= share <= 1.0 for share in self.exploration):
-            raise ValueError(f"exploration: must be shares from 0 to 1; got {self.exploration}")
 
 
 def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
