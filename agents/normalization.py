@@ -52,7 +52,9 @@ def load_normalization(path: Path, venv: VecEnv) -> VecNormalize:
         ValueError: If there is no such file, or it holds something else.
     """
     arrays = read_normalization(path)
-    normalized = VecNormalize(venv, **{name: float(arrays[name]) for name in SETTINGS})
+    normalized = VecNormalize(venv)
+    for name in SETTINGS:
+        setattr(normalized, name, float(arrays[name]))
     for owner in ("obs_rms", "ret_rms"):
         statistics = getattr(normalized, owner)
         statistics.mean = arrays[f"{owner}.mean"]

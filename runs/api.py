@@ -281,7 +281,7 @@ def check_prompts(prompts: Any) -> list[str]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    texts = list(prompts) if isinstance(prompts, Iterable) else [None]
+    texts: list[Any] = list(prompts) if isinstance(prompts, Iterable) else [None]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompts: must be a text or a list of texts; got {prompts!r}")
     return texts

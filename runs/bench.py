@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.loading import parse_pool
@@ -24,6 +23,7 @@ from specgym.runs.controllers import FACTORIES, make_controller
 from specgym.runs.loop import run_request
 from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine, write_json
+from specgym.runs.tables import NumberTable
 
 Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
@@ -42,7 +42,7 @@ def run_decode(config: DecodeBench, console: Console) -> None:
 
 def show(report: dict[str, Any]) -> None:
     """Prints rows and ratios."""
-    table = Table("what", "median", "fastest", "slowest")
+    table = NumberTable(None, ("what",), QUANTILES)
     for row in report["rows"]:
         table.add_row(row["name"], *(f"{row[key]:.4g} {row['unit']}" for key in QUANTILES))
     console = Console()

@@ -22,11 +22,11 @@ from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Workload, get_workload
 from specgym.runs.bench import alternate, row
 from specgym.runs.bench_configs import BatchBench
-from specgym.runs.bench_plot import compact_table
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import DIVERGENCE_EVERY, StepError
 from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine
+from specgym.runs.tables import NumberTable
 
 PLAIN, SCHEDULED = "plain", "scheduled"
 ENDLESS = 10**9  # requests of an episode: rows never run dry
@@ -257,9 +257,8 @@ def show_batch(report: dict[str, Any]) -> None:
     """Prints the table and what batching gains."""
     console = Console()
     modes = list(dict.fromkeys(each["mode"] for each in report["rows"]))
-    table = compact_table(f"{report['pool']}: speed-up over plain decoding at the same batch")
-    for header in ("batch", "plain tok/s", "over batch 1", *modes[1:]):
-        table.add_column(header, justify="right")
+    title = f"{report['pool']}: speed-up over plain decoding at the same batch"
+    table = NumberTable(title, ("batch",), ("plain tok/s", "over batch 1", *modes[1:]))
     by_key = {(each["batch"], each["mode"]): each for each in report["rows"]}
     for size in dict.fromkeys(each["batch"] for each in report["rows"]):
         gain = report["ratios"].get(f"batch{size}_over_1", 1.0)

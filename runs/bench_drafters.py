@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, decode_step, draft, start
 from specgym.engine.pool import ModelPool
@@ -20,6 +19,7 @@ from specgym.envs.workloads import Request, get_workload, load_prompts
 from specgym.runs.bench_configs import DrafterBench
 from specgym.runs.making import make_pool
 from specgym.runs.results import describe_machine
+from specgym.runs.tables import NumberTable
 
 
 @dataclasses.dataclass
@@ -156,10 +156,7 @@ def first_token(
 def show_drafters(report: dict[str, Any]) -> None:
     """Prints the table and the ratios of a report."""
     title = "agreement of the first drafted token along the target's greedy text"
-    table = Table(title=title, title_justify="left")
-    table.add_column("drafter")
-    for header in (*report["categories"], "mean"):
-        table.add_column(header, justify="right")
+    table = NumberTable(title, ("drafter",), (*report["categories"], "mean"))
     for name in dict.fromkeys(row["drafter"] for row in report["rows"]):
         cells = agreements(report["rows"], name)
         table.add_row(name, *(f"{each:.3f}" for each in (*cells, statistics.mean(cells))))

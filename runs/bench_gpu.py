@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.capture import EagerCapture, accelerate
 from specgym.engine.decoding import DecodeRequest, decode_step, start
@@ -28,6 +27,7 @@ from specgym.runs.bench import alternate
 from specgym.runs.bench_configs import GpuBench
 from specgym.runs.gpu_models import DENSE, MIXTURE, TINY_DENSE, TINY_MIXTURE, Shape, fit, make_pool
 from specgym.runs.results import describe_machine
+from specgym.runs.tables import NumberTable
 
 NO_DEVICE = 3  # exit status where there is no CUDA device
 HOPPER = (9, 0)  # from here on a grouped product does not wait for the device
@@ -258,10 +258,10 @@ def bandwidth(device: torch.device) -> float:
 def show_gpu(report: dict[str, Any]) -> None:
     """Prints checks and times."""
     console = Console()
-    checks = Table("check", "passed", "detail")
+    checks = NumberTable(None, ("check", "passed", "detail"))
     for each in report["checks"]:
         checks.add_row(each["name"], "yes" if each["passed"] else "NO", each["detail"])
-    times = Table("model", "what", "eager ms", "graph ms", "byte floor ms")
+    times = NumberTable(None, ("model", "what"), ("eager ms", "graph ms", "byte floor ms"))
     for row in report["rows"]:
         numbers = (row["eager_ms"], row["graph_ms"], row["floor_ms"])
         texts = ["-" if number is None else f"{number:.3f}" for number in numbers]

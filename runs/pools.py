@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
 from specgym.engine.drafters import drafter_folder
@@ -23,6 +21,7 @@ from specgym.runs.configs import FetchConfig
 from specgym.runs.making import make_pool
 from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
 from specgym.runs.settings import PoolSettings
+from specgym.runs.tables import NumberTable
 
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
@@ -33,7 +32,7 @@ PAIR_REQUESTS, PAIR_TOKENS = 2, 32
 
 def list_pools(console: Console) -> None:
     """Prints the built-in pools and where their weights come from."""
-    table = Table("pool", "member", "source", "on this machine")
+    table = NumberTable(None, ("pool", "member", "source", "on this machine"))
     for pool in BUILT_IN_POOLS:
         for name, source in parse_pool(pool).items():
             is_here = is_local(source) or drafter_folder(source) is not None
@@ -66,9 +65,7 @@ def show(settings: PoolSettings, console: Console) -> None:
 def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
     """Prints members with sizes and milliseconds per forward, and the legal chains."""
     title = f"{pool.name}: milliseconds of a forward of 1 .. {TIMED_ROWS[-1]} tokens"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("member", "kind", "parameters", "memory", *map(str, TIMED_ROWS)):
-        table.add_column(header, justify="right" if header.isdigit() else "left", no_wrap=True)
+    table = NumberTable(title, ("member", "kind"), ("parameters", "memory", *map(str, TIMED_ROWS)))
     for name, member in pool.members.items():
         if isinstance(member, NGramMember):
             table.add_row(name, "prompt lookup", "", "")
@@ -122,14 +119,11 @@ def plain_seconds(pool: ModelPool, exact: bool) -> float:
     return statistics.median(probe_baseline(pool, state, clock, NUM_TIMED))
 
 
-def acceptance_table(pool: ModelPool, exact: bool) -> Table:
+def acceptance_table(pool: ModelPool, exact: bool) -> NumberTable:
     """Share of single drafted tokens that each verifier accepts from the level before it."""
     categories = list(PAIR_CATEGORIES) if pool.tokenizer is not None else []
     title = f"acceptance of one drafted token, {PAIR_REQUESTS} held-out prompts a category"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("pair")
-    for category in categories:
-        table.add_column(category, justify="right")
+    table = NumberTable(title, ("pair",), categories)
     counts = {category: pair_counts(pool, category, exact) for category in categories}
     for pair in dict.fromkeys(pair for found in counts.values() for pair in found):
         cells = []

@@ -31,7 +31,7 @@ class Progressed:
 
     records: dict[str, list[RequestRecord]]
     states: dict[str, Any] = dataclasses.field(default_factory=dict)
-    baselines: dict[bool, Mapping[int, list[float]]] = dataclasses.field(default_factory=dict)
+    baselines: dict[bool, dict[int, list[float]]] = dataclasses.field(default_factory=dict)
     steps_size: int = 0
 
     @property

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.baselines.oracle import greedy_policy, solve_oracle
 from specgym.baselines.problem import DecisionProblem, rollout
@@ -24,6 +22,7 @@ from specgym.runs.controllers import make_controller
 from specgym.runs.folds import estimate_causal, make_folds
 from specgym.runs.loop import Controller, begin_request, run_steps
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
+from specgym.runs.tables import NumberTable
 from specgym.runs.train_replay import find_agent
 from specgym.runs.yardstick import make_problem
 
@@ -238,16 +237,14 @@ def regret_figures(losses: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def table_of(figures: Mapping[str, Any]) -> Table:
+def table_of(figures: Mapping[str, Any]) -> NumberTable:
     """The table for the terminal, fastest first."""
     title = (
         f"{figures['pool']}, {len(figures['requests'])} {figures['split']} requests replayed: "
         f"speed-up over no speculation"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("controller", no_wrap=True)
-    for header in ("total", "95 % CI", "share", "regret", "subject - this"):
-        table.add_column(header, justify="right", no_wrap=True)
+    numbers = ("total", "95 % CI", "share", "regret", "subject - this")
+    table = NumberTable(title, ("controller",), numbers)
     entries = figures["entries"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
         entry = entries[name]

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.envs.traces import load_traces
 from specgym.runs.build_watch import make_bar
@@ -18,6 +16,7 @@ from specgym.runs.configs import SearchConfig
 from specgym.runs.folds import cross_validate, make_folds
 from specgym.runs.replay import interval, paired, resamples
 from specgym.runs.results import write_json
+from specgym.runs.tables import NumberTable
 from specgym.runs.train_replay import find_agent
 from specgym.runs.training_configs import ReplayConfig
 
@@ -91,16 +90,14 @@ def summarize(
     }
 
 
-def table_of(figures: Mapping[str, Any]) -> Table:
+def table_of(figures: Mapping[str, Any]) -> NumberTable:
     """The table for the terminal, best first."""
     title = (
         f"{figures['agent']} on {len(figures['requests'])} training requests of "
         f"{figures['traces']}, each judged by a training without it: speed-up"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("settings")
-    for header in ("speed-up", "95 % CI", "lead over its own settings"):
-        table.add_column(header, justify="right", no_wrap=True)
+    numbers = ("speed-up", "95 % CI", "lead over its own settings")
+    table = NumberTable(title, ("settings",), numbers)
     rows: Sequence[Mapping[str, Any]] = figures["rows"]
     for row in sorted(rows, key=lambda each: -each["speedup"]):
         low, high = row["minus_own"]["ci95"]
