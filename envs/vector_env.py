@@ -72,7 +72,7 @@ class ReplayVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """
         observations, rewards, ends, rows = self.replay.step(actions)
         infos, truncated = self.masks(), np.zeros(self.num_envs, dtype=bool)
-        for row in np.flatnonzero(ends):
+        for row in np.flatnonzero(ends).tolist():
             last = dict(rows[row])
             truncated[row] = last.pop("TimeLimit.truncated")
             ended = {"final_obs": last.pop("terminal_observation"), "final_info": last}

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -47,64 +48,68 @@ def record(config: RecordConfig, console: Console) -> Path:
         StepError: If the engine failed.
         MismatchError: If a check finds counts that differ.
     """
-    path = config.path
-    if config.check:
-        traces = load_traces(path)
-        session, requests = reopen(config, traces, console)
-        check(config, traces, session.env, requests, console)
-        return path
-    lock = path.with_name(f"{path.name}.lock")
-    with one_writer(path, lock, kept_in(parts_folder(path)), option="--out"):
-        if config.costs:
-            measure_again(config, console)
+    if config.check or config.costs:
+        traces = load_traces(config.path)
+        pool = make_pool(config)
+        check_fit(traces, pool)
+        requests = known_requests(config, traces)
+        session = Recording(config, pool, console)
+        if config.check:
+            check(config, traces, session.env, requests, console)
         else:
-            record_all(config, console)
-    return path
+            measure_again(session, traces, requests)
+    else:
+        refuse_replacing(config)
+        record_all(Recording(config, make_pool(config), console))
+    return config.path
 
 
-def reopen(
-    config: RecordConfig, traces: TraceSet, console: Console
-) -> tuple[Recording, list[Request]]:
-    """The recording of a file's traces, and their requests.
+def measure_again(session: Recording, traces: TraceSet, requests: list[Request]) -> None:
+    """Measures the costs of a recorded file again."""
+    with writer(session.config, "make room, and give the same command again"):
+        costs = fit_costs(session.layout, list(session.measure(requests)))
+        save(session.config.path, dataclasses.replace(traces, costs=costs))
+    session.console.print(f"costs measured again: {session.config.path}")
+
+
+def record_all(session: Recording) -> None:
+    """Records, or goes on with a stopped recording.
 
     Raises:
-        ValueError: If the traces do not fit the pool or the workload.
+        ValueError: If the file is there, or a stopped recording of other settings is in the way.
     """
-    pool = make_pool(config)
-    check_fit(traces, pool)
-    requests = known_requests(config, traces)
-    return Recording(config, pool, console), requests
-
-
-def measure_again(config: RecordConfig, console: Console) -> None:
-    """Measures the costs of a recorded file again."""
-    path = config.path
-    traces = load_traces(path)
-    session, requests = reopen(config, traces, console)
-    costs = fit_costs(session.layout, list(session.measure(requests)))
-    save(path, dataclasses.replace(traces, costs=costs))
-    console.print(f"costs measured again: {path}")
-
-
-def record_all(config: RecordConfig, console: Console) -> None:
-    """Records, or goes on with a stopped recording."""
-    path = config.path
-    if path.exists() and not config.overwrite:
-        raise ValueError(f"out: {path} is there; choose another --out, or --overwrite it")
-    session = Recording(config, make_pool(config), console)
+    path, console = session.config.path, session.console
     if session.num_skipped:
         console.print(describe_skipped(session.num_skipped))
-    try:
-        traces = session.run()
-    except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from {session.folder}")
-        raise
-    save(path, traces)
-    console.print(
-        f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
-        f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
-    )
-    shutil.rmtree(session.folder)
+    with writer(session.config, kept_in(session.folder)):
+        refuse_replacing(session.config)  # it may have come while the pool was loaded
+        try:
+            traces = session.run()
+        except KeyboardInterrupt:
+            console.print(f"stopped; the same command goes on from {session.folder}")
+            raise
+        save(path, traces)
+        console.print(
+            f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
+            f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
+        )
+        shutil.rmtree(session.folder)
+
+
+def refuse_replacing(config: RecordConfig) -> None:
+    """Refuses a file that is there, unless it may be replaced.
+
+    Raises:
+        ValueError: If it is there.
+    """
+    if config.path.exists() and not config.overwrite:
+        raise ValueError(f"out: {config.path} is there; choose another --out, or --overwrite it")
+
+
+def writer(config: RecordConfig, way_out: str) -> AbstractContextManager[None]:
+    """Makes this process the only one that writes the file and its parts."""
+    lock = config.path.with_name(f"{config.path.name}.lock")
+    return one_writer(config.path, lock, way_out, option="--out")
 
 
 def save(path: Path, traces: TraceSet) -> None:
@@ -177,7 +182,7 @@ class Recording:
 
     def __init__(self, config: RecordConfig, pool: ModelPool, console: Console):
         self.config, self.pool, self.console = config, pool, console
-        self.folder = parts_folder(config.path)
+        self.folder = config.path.with_name(f"{config.path.name}.parts")
         self.parts = {split: make_workload(config, pool, split) for split in SPLITS}
         self.num_skipped = sum(part.num_skipped for part in self.parts.values())
         self.env = SpecDecodeEnv(
@@ -279,11 +284,6 @@ class Recording:
                 done += len(iterations)
                 rounds += 1
                 bar.update(task, completed=min(done, self.config.cost_steps))
-
-
-def parts_folder(path: Path) -> Path:
-    """Where the parts of a recording lie while it is not whole."""
-    return path.with_name(f"{path.name}.parts")
 
 
 def choose(config: RecordConfig, parts: Mapping[Split, Workload]) -> list[tuple[Request, Split]]:
