@@ -32,6 +32,7 @@ def commands(tiny_spec, short_prompts, trace_file, tmp_path):
     here, traces = ("--runs", str(tmp_path), "--name", "run"), ("--traces", str(trace_file))
     run, file = tmp_path / "run", tmp_path / "t.npz"
     once = ("--controllers", "none", "--split", "all", "--num-requests", "1")
+    few = ("--num-requests", "6", "--cost-steps", "9")
     learns = {name: ("train", name, "--env", "replay", *traces, *here) for name in ("dqn", "ucb")}
     return {
         "compare": (("compare", *live, *once, *here), run, run / LOCK_FILE),
@@ -39,7 +40,7 @@ def commands(tiny_spec, short_prompts, trace_file, tmp_path):
         "replayed network": (learns["dqn"], run, run / LOCK_FILE),
         "replayed bandit": (learns["ucb"], run, run / LOCK_FILE),
         "imitation": (("train", "imitation", *learns["dqn"][2:]), run, run / LOCK_FILE),
-        "record": (("record", *live, "--out", str(file)), file, tmp_path / "t.npz.lock"),
+        "record": (("record", *live, *few, "--out", str(file)), file, tmp_path / "t.npz.lock"),
     }
 
 
