@@ -20,11 +20,12 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Workload, get_workload
-from specgym.runs.bench import alternate, row
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import BatchBench
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import DIVERGENCE_EVERY, StepError
 from specgym.runs.making import make_pool
+from specgym.runs.measuring import alternate, row
 from specgym.runs.results import describe_machine
 from specgym.runs.tables import NumberTable
 
@@ -290,3 +291,6 @@ def plot_batch(report: dict[str, Any], path: Path) -> None:
         place.legend()
     figure.suptitle(report["pool"])
     figure.savefig(path)
+
+
+BENCH = Bench(BatchBench, bench_batch, show_batch, plot_batch)

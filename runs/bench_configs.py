@@ -8,13 +8,14 @@ from typing import Literal
 
 from specgym.runs.settings import MIXTURE_POOL, PoolSettings
 
+BUILT_IN_POOLS = ("smollm2", MIXTURE_POOL)
 PEERS = ("transformers", "vllm", "llama-cpp")
 NO_MIXTURE = "none"
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeBench(PoolSettings):
-    """Plain decoding against transformers' generate, and what the environment adds to it.
+    """Plain decoding against transformers and the byte floor, and what the environment adds to it.
 
     Attributes:
         new_tokens: Tokens decoded per repeat.
@@ -287,10 +288,47 @@ class SoakBench:
             raise ValueError(f"num_reports: must be in 2..num_requests; got {self.num_reports}")
 
 
-BENCHES: dict[str, type] = {
+@dataclasses.dataclass(frozen=True)
+class FootprintBench:
+    """What a pool takes: memory, seconds of loading, and a core that another process wants too.
+
+    Attributes:
+        pools: The pools; the first one is decoded by two processes at once.
+        dtype: Type of the weights; ``auto`` takes bfloat16 where it is fast.
+        exact: Decode in fixed shapes.
+        loads: Processes that load each pool, one after the other; at least two.
+        tokens: Tokens of the request after which memory is looked at.
+        repeats: Alternated repeats of one process decoding and of two.
+        seconds: How long each of those decodes.
+        json: Where the numbers are written.
+    """
+
+    pools: tuple[str, ...] = BUILT_IN_POOLS
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    exact: bool = False
+    loads: int = 4
+    tokens: int = 64
+    repeats: int = 7
+    seconds: float = 3.0
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise ValueError(
+                "pools: must name a pool; got none; leave it out for the built-in ones"
+            )
+        for name, least in (("loads", 2), ("tokens", 1), ("repeats", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: must be >= {least}; got {getattr(self, name)}")
+        if self.seconds <= 0:
+            raise ValueError(f"seconds: must be > 0; got {self.seconds}")
+
+
+SETTINGS: dict[str, type] = {
     "batch": BatchBench,
     "decode": DecodeBench,
     "drafters": DrafterBench,
+    "footprint": FootprintBench,
     "gpu": GpuBench,
     "moe": MoeBench,
     "peers": PeersBench,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,8 +16,12 @@ from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.room import describe_skipped, keep_fitting
 from specgym.envs.workloads import Request, get_workload, load_prompts
+from specgym.runs.bandwidth import MemoryReader
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import DrafterBench
+from specgym.runs.byte_floor import ByteFloor, drafter_bytes
 from specgym.runs.making import make_pool
+from specgym.runs.measuring import row
 from specgym.runs.results import describe_machine
 from specgym.runs.tables import NumberTable
 
@@ -36,7 +40,7 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
 
     At every position of the target's greedy text each drafter drafts one token after the same
     committed tokens; it agrees where that is the target's next one. Where prompt lookup proposes
-    nothing it does not agree.
+    nothing it does not agree. Memory is read in front of every request, for the byte floors.
     """
     pool = make_pool(config)
     known = known_requests(config)
@@ -48,10 +52,29 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
     drafters = list(dict.fromkeys(name for chain in pool.chains for name in chain[:-1]))
     tallies = {(name, r.category): Tally() for r in requests for name in drafters}
     seconds: dict[str, list[float]] = {name: [] for name in pool.members}
+    reader = MemoryReader()
     for request in track(requests, "drafting along the target's texts", console=console):
+        reader()
         follow(pool, request, config, tallies, seconds)
     categories = list(dict.fromkeys(r.category for r in requests))
-    rows = [
+    rows = agreement_rows(tallies)
+    return {
+        "rows": rows,
+        "ratios": {
+            **{f"{name}_agreement": statistics.mean(agreements(rows, name)) for name in drafters},
+            **forward_ratios(pool, seconds, reader.rate),
+        },
+        "forwards": forward_rows(seconds, reader),
+        "categories": categories,
+        "skipped_prompts": num_skipped,
+        "pool": pool.name,
+        "machine": describe_machine(pool.model(pool.target).device),
+    }
+
+
+def agreement_rows(tallies: Mapping[tuple[str, str], Tally]) -> list[dict[str, Any]]:
+    """One row per drafter and category: shares of the positions."""
+    return [
         {
             "name": f"{name}, {category}",
             "drafter": name,
@@ -62,22 +85,35 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
         }
         for (name, category), tally in tallies.items()
     ]
-    plain = statistics.median(seconds[pool.target])
-    return {
-        "rows": rows,
-        "ratios": {
-            **{f"{name}_agreement": statistics.mean(agreements(rows, name)) for name in drafters},
-            **{
-                f"{name}_over_target_seconds": statistics.median(seconds[name]) / plain
-                for name in drafters
-                if seconds[name]
-            },
-        },
-        "categories": categories,
-        "skipped_prompts": num_skipped,
-        "pool": pool.name,
-        "machine": describe_machine(pool.model(pool.target).device),
-    }
+
+
+def forward_ratios(
+    pool: ModelPool, seconds: Mapping[str, Sequence[float]], bandwidth: float
+) -> dict[str, float]:
+    """Every drafter's median seconds of a forward, over the target's and over its byte floor.
+
+    The floor is a CPU's: elsewhere it is left out.
+    """
+    medians = {name: statistics.median(values) for name, values in seconds.items() if values}
+    plain = medians.pop(pool.target)
+    ratios = {f"{name}_over_target_seconds": median / plain for name, median in medians.items()}
+    if pool.model(pool.target).device.type == "cpu":
+        for name, median in medians.items():
+            floor = ByteFloor(drafter_bytes(pool, name), bandwidth)
+            ratios[f"{name}_over_byte_floor"] = median / floor.seconds
+    return ratios
+
+
+def forward_rows(
+    seconds: Mapping[str, Sequence[float]], reader: MemoryReader
+) -> list[dict[str, Any]]:
+    """Milliseconds of each member's forward of one token, and what memory gave beside them."""
+    rows = [
+        row(name, [1e3 * each for each in values], "ms")
+        for name, values in seconds.items()
+        if values
+    ]
+    return [*rows, row("memory, read", [rate / 1e9 for rate in reader.rates], "GB/s")]
 
 
 def known_requests(config: DrafterBench) -> list[Request]:
@@ -157,7 +193,7 @@ def show_drafters(report: dict[str, Any]) -> None:
     """Prints the table and the ratios of a report."""
     title = "agreement of the first drafted token along the target's greedy text"
     table = NumberTable(title, ("drafter",), (*report["categories"], "mean"))
-    for name in dict.fromkeys(row["drafter"] for row in report["rows"]):
+    for name in dict.fromkeys(each["drafter"] for each in report["rows"]):
         cells = agreements(report["rows"], name)
         table.add_row(name, *(f"{each:.3f}" for each in (*cells, statistics.mean(cells))))
     console = Console()
@@ -168,4 +204,7 @@ def show_drafters(report: dict[str, Any]) -> None:
 
 def agreements(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
     """A drafter's agreement in every category."""
-    return [float(row["agreement"]) for row in rows if row["drafter"] == name]
+    return [float(each["agreement"]) for each in rows if each["drafter"] == name]
+
+
+BENCH = Bench(DrafterBench, bench_drafters, show_drafters)

@@ -23,9 +23,10 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, random_plans
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
-from specgym.runs.bench import alternate
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import GpuBench
 from specgym.runs.gpu_models import DENSE, MIXTURE, TINY_DENSE, TINY_MIXTURE, Shape, fit, make_pool
+from specgym.runs.measuring import alternate
 from specgym.runs.results import describe_machine
 from specgym.runs.tables import NumberTable
 
@@ -272,3 +273,6 @@ def show_gpu(report: dict[str, Any]) -> None:
         f"{report['machine']['device']}: {report['bandwidth'] / 1e9:.0f} GB/s by copying; "
         f"{report['seconds']:.0f} s in all"
     )
+
+
+BENCH = Bench(GpuBench, bench_gpu, show_gpu)

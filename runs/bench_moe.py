@@ -10,27 +10,29 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
-from specgym.engine.loading import default_dtype, load_pool, parse_pool
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
-from specgym.engine.moe import hook_experts
 from specgym.engine.pool import ModelPool
-from specgym.engine.sources import load_source
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.workloads import Request, get_workload
-from specgym.runs.bench import alternate, row
+from specgym.runs.bandwidth import MemoryReader
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import MoeBench
+from specgym.runs.bench_experts import OURS, THEIRS, bench_experts
+from specgym.runs.bench_plot import plot_moe, show_moe
+from specgym.runs.byte_floor import ByteFloor, weight_bytes
 from specgym.runs.making import DTYPES
+from specgym.runs.measuring import alternate, row
 from specgym.runs.results import bootstrap, describe_machine, speedup
 
 NUM_VERIFIED = tuple(range(1, 9))
+FLOOR_ITERATIONS = 8  # of a timed run of plain decoding
 STATIC_K = tuple(range(1, 8))
 DEFAULT_DRAFTERS = ("ngram", "eagle")
-THEIRS, OURS = "transformers' experts", "our experts"
 CONTEXT = 96  # tokens in front of the timed windows
 
 
@@ -41,15 +43,19 @@ def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:
         ValueError: If the pool's target is no mixture of experts.
     """
     console.print("experts alone: ours against transformers' own")
-    experts = bench_experts(config)
+    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype]
+    experts = bench_experts(source, dtype, config.device, NUM_VERIFIED, config.repeats)
     console.print("loading both pools")
     pools = {"dense": static_pool(config, config.dense), "moe": static_pool(config, config.mixture)}
     console.print(f"forwards of {NUM_VERIFIED[0]} to {NUM_VERIFIED[-1]} tokens")
     forwards = bench_forwards(config, pools)
+    console.print("plain iterations of the mixture beside its byte floor")
+    iterations, over_floor = bench_floor(config, pools["moe"])
     utilities = bench_utility(config, pools, console)
     return {
-        "rows": [*forwards, *experts, *utilities],
+        "rows": [*forwards, *experts, *iterations, *utilities],
         "ratios": {
+            **over_floor,
             "moe_4_over_1": median_of(forwards, "moe", 4) / median_of(forwards, "moe", 1),
             "dense_4_over_1": median_of(forwards, "dense", 4) / median_of(forwards, "dense", 1),
             "dispatch_over_transformers": statistics.geometric_mean(
@@ -146,76 +152,41 @@ def timed_forward(
     return run
 
 
-@dataclasses.dataclass
-class ExpertInputs:
-    """What a layer's experts were given in a forward: hidden states, choices, weights."""
+def bench_floor(config: MoeBench, pool: ModelPool) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Plain iterations of the mixture, alternated with reads of memory, over its byte floor.
 
-    experts: Any
-    rows_NH: torch.Tensor
-    chosen_NK: torch.Tensor
-    weights_NK: torch.Tensor
-
-    def run(self, num_tokens: int) -> torch.Tensor:
-        """The experts' output for the first so many tokens."""
-        given = (self.rows_NH, self.chosen_NK, self.weights_NK)
-        return self.experts(*(each[:num_tokens] for each in given))
-
-
-def bench_experts(config: MoeBench) -> list[dict[str, Any]]:
-    """Rows of milliseconds for the experts of all layers, as transformers runs them and as we do.
-
-    Both get the same weights, and the hidden states and choices of a real text.
-
-    Raises:
-        ValueError: If the pool's target is no mixture of experts.
+    The floor is a CPU's: elsewhere there is none.
     """
-    source, dtype = parse_pool(config.mixture)["target"], DTYPES[config.dtype]
-    dtype = dtype or default_dtype(config.device)
-    theirs, ours = (load_source(source, dtype=dtype, device=config.device) for _ in range(2))
-    text = theirs.tokenizer.encode(get_workload("all").requests[0].prompt)[: NUM_VERIFIED[-1]]
-    inputs = {THEIRS: capture_experts(theirs.model, text)}
-    if hook_experts(ours.model) is None:
-        raise ValueError(f"pool: the target of {config.pool!r} is no mixture of experts")
-    hooked = [module for module in ours.model.modules() if hasattr(module, "dispatch")]
-    inputs[OURS] = [
-        dataclasses.replace(layer, experts=experts)
-        for layer, experts in zip(inputs[THEIRS], hooked, strict=True)
+    target = pool.model(pool.target)
+    if target.device.type != "cpu":
+        return [], {}
+    reader = MemoryReader()
+    runs: dict[str, Callable[[], float]] = {
+        "iteration": plain_iterations(config, pool),
+        "memory": reader,
+    }
+    seconds = alternate(runs, config.repeats)["iteration"]
+    floor = ByteFloor(weight_bytes(target), reader.rate)
+    rows = [
+        row("moe, plain iteration", [1e3 * each for each in seconds], "ms"),
+        row("memory, read", [rate / 1e9 for rate in reader.rates], "GB/s"),
     ]
-    clock = WallClock(config.device)
-
-    def timed(layers: list[ExpertInputs], num_tokens: int) -> Callable[[], float]:
-        @torch.inference_mode()
-        def run() -> float:
-            started = clock.now()
-            for layer in layers:
-                layer.run(num_tokens)
-            return clock.now() - started
-
-        return run
-
-    runs = {(name, n): timed(layers, n) for name, layers in inputs.items() for n in NUM_VERIFIED}
-    return [
-        row(f"{name}, {n} tokens", [1e3 * each for each in values], "ms")
-        | {"target": name, "tokens": n}
-        for (name, n), values in alternate(runs, config.repeats).items()
-    ]
+    return rows, {"moe_over_byte_floor": statistics.median(seconds) / floor.seconds}
 
 
-@torch.inference_mode()
-def capture_experts(model: Any, text: list[int]) -> list[ExpertInputs]:
-    """What the experts of every layer are given when the model reads a text."""
-    captured: list[ExpertInputs] = []
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda module, given: captured.append(ExpertInputs(module, *given))
-        )
-        for module in model.modules()
-        if hasattr(module, "has_post_expert_norm")
-    ]
-    model(torch.tensor([text], device=model.device))
-    for hook in hooks:
-        hook.remove()
-    return captured
+def plain_iterations(config: MoeBench, pool: ModelPool) -> Callable[[], float]:
+    """A run of a few plain iterations after the same text each time; it returns their median."""
+    clock, none = WallClock(pool.model(pool.target).device), Plan((pool.target,), 0)
+    text = tuple(sample_text(pool, CONTEXT))
+    request = DecodeRequest(text, FLOOR_ITERATIONS, eos_ids=frozenset())
+
+    def run() -> float:
+        state, seconds = start(pool, [request], clock, exact=config.exact), []
+        while not state.is_finished:
+            seconds.append(decode_step(pool, state, none, clock).seconds)
+        return statistics.median(seconds)
+
+    return run
 
 
 def bench_utility(
@@ -323,3 +294,6 @@ def utility_rows(
                 }
             )
     return rows
+
+
+BENCH = Bench(MoeBench, bench_moe, show_moe, plot_moe)

@@ -1,7 +1,8 @@
 """``specgym bench peers``: our engine against transformers, vLLM, llama.cpp and the byte floor.
 
-Same weights, precision, prompts and numbers of tokens; every contestant decodes one prompt after
-the other in turn. Ours runs eagerly, with ``exact=False`` but where exact mode itself is timed.
+Same weights, precision, prompts and numbers of tokens; llama.cpp always reads bf16, and so does
+the byte floor. Every contestant decodes one prompt after the other in turn, and memory is read
+between them. Ours runs eagerly, with ``exact=False`` but where exact mode itself is timed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
+from specgym.runs.bandwidth import MemoryReader
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import NO_MIXTURE, PeersBench
-from specgym.runs.byte_floor import measure_floor
+from specgym.runs.byte_floor import ByteFloor, weight_bytes
 from specgym.runs.making import DTYPES
 from specgym.runs.peer_envs import RECIPES, PeerError
 from specgym.runs.peer_ratios import (
@@ -47,6 +50,7 @@ from specgym.runs.peer_runs import (
     lookup_options,
     run_rounds,
 )
+from specgym.runs.peer_table import show_peers
 from specgym.runs.peer_workers import WorkerSettings, start_workers
 from specgym.runs.results import describe_machine
 
@@ -102,9 +106,10 @@ def bench_dense(config: PeersBench, report: dict[str, Any], console: Console) ->
         shared = WorkerSettings(source, reference.model, longest, config.new_tokens, scratch)
         contestants += start_workers(names, shared, report, stack, console)
         console.print(f"{config.pool}: {len(prompts)} prompts, {config.repeats} repeats")
-        floor = measure_floor(pool.model(pool.target))
-        runs = run_rounds(contestants, prompts, config.repeats, report["absent"], console)
+        reader, absent = MemoryReader(), report["absent"]
+        runs = run_rounds(contestants, prompts, config.repeats, absent, console, reader)
     report["rows"] += rows_of(config.pool, contestants, runs, config.new_tokens)
+    floor = ByteFloor(weight_bytes(pool.model(pool.target)), reader.rate)
     iteration = statistics.median(plain.iteration_seconds)
     report["byte_floor"] = {
         "bytes": floor.num_bytes,
@@ -214,3 +219,6 @@ def their_contestants(
         )
         for mode, each in options.items()
     ]
+
+
+BENCH = Bench(PeersBench, bench_peers, show_peers)

@@ -20,6 +20,7 @@ from specgym.envs.library import TraceLibrary
 from specgym.envs.replay import ReplayEnv
 from specgym.envs.synthetic import synthetic_traces
 from specgym.envs.vector_replay import VectorReplay
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import ReplayBench
 from specgym.runs.decision import time_decisions
 from specgym.runs.results import describe_machine
@@ -93,3 +94,6 @@ def show_replay(report: dict[str, Any]) -> None:
     )
     for name, value in report["ratios"].items():
         print(f"{name}: {value:.3f}" if value < 100 else f"{name}: {value:,.0f}")
+
+
+BENCH = Bench(ReplayBench, bench_replay, show_replay)

@@ -22,6 +22,7 @@ from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool
 from specgym.engine.types import SamplingParams
+from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import SoakBench
 from specgym.runs.loop import StepError
 from specgym.runs.results import describe_machine
@@ -102,3 +103,6 @@ def show_soak(report: dict[str, Any]) -> None:
     )
     print(f"memory_growth: {ratios['memory_growth']:.2f} %")
     print(f"num_faults: {ratios['num_faults']}")
+
+
+BENCH = Bench(SoakBench, bench_soak, show_soak)

@@ -1,18 +1,16 @@
-"""The byte floor: no forward is faster than reading its weights once from memory."""
+"""The byte floor: no forward is faster than reading its weights once from memory, in bf16."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections.abc import Callable
 
 import torch
 
+from specgym.engine.eagle_member import EagleMember
 from specgym.engine.members import ModelMember
+from specgym.engine.pool import ModelPool
 
-READ_BYTES = 512_000_000  # many times what any cache holds
-READ_REPEATS = 9
+NUMBER_BYTES = 2  # of a weight in bf16, whatever type it is held in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +18,7 @@ class ByteFloor:
     """The least seconds that a forward of one token can take on this machine.
 
     Attributes:
-        num_bytes: Weights that it reads.
+        num_bytes: Weights that it reads, in bf16.
         bandwidth: Bytes per second that all threads together read from memory.
     """
 
@@ -33,39 +31,34 @@ class ByteFloor:
         return self.num_bytes / self.bandwidth
 
 
-def measure_floor(member: ModelMember, num_bytes: int = READ_BYTES) -> ByteFloor:
-    """The byte floor of a member on the CPU, with the threads that PyTorch has."""
-    return ByteFloor(weight_bytes(member), read_bandwidth(num_bytes))
-
-
 def weight_bytes(member: ModelMember) -> int:
-    """Bytes of the weights that a forward of one token reads.
+    """Bytes of the weights that a forward of one token reads, in bf16.
 
-    Of a mixture's experts those that a token visits; of an embedding nothing, unless it is the
-    head too.
+    Of a mixture's experts those that a token visits; of an embedding nothing (a row is less than a
+    thousandth), unless it is the head too.
     """
-    embedding: torch.Tensor = member.model.get_input_embeddings().get_parameter("weight")
-    num_read = member.num_active_parameters
-    if not member.model.config.get_text_config().tie_word_embeddings:
-        num_read -= embedding.numel()
-    return num_read * embedding.element_size()
+    num_read = member.num_active_parameters  # without an embedding that is the target's
+    is_tied = member.model.config.get_text_config().tie_word_embeddings
+    if member.draft_ids is None and not is_tied:
+        num_read -= embedding_of(member).numel()
+    return num_read * NUMBER_BYTES
 
 
-def read_bandwidth(num_bytes: int = READ_BYTES, repeats: int = READ_REPEATS) -> float:
-    """Bytes per second that this process reads from memory, at its best.
+def drafter_bytes(pool: ModelPool, name: str) -> int:
+    """Bytes that a neural drafter's forward of one token reads, in bf16: layers and its own head.
 
-    The fastest pass of several reductions over a tensor far larger than the caches: what a
-    reduction computes is little, and the best of them is the most that was seen to be possible.
+    An EAGLE head's embedding counts no more than a model's, be it the target's or its own.
     """
-    numbers = torch.ones(math.ceil(num_bytes / 4), dtype=torch.float32)
-    reductions: tuple[Callable[[], object], ...] = (
-        lambda: torch.dot(numbers, numbers),
-        numbers.sum,
-        numbers.max,
-    )
-    fastest = math.inf
-    for reduce in reductions * repeats:
-        started = time.perf_counter()
-        reduce()
-        fastest = min(fastest, time.perf_counter() - started)
-    return numbers.numel() * numbers.element_size() / fastest
+    member = pool.members[name]
+    if not isinstance(member, EagleMember):
+        return weight_bytes(pool.model(name))
+    shared = embedding_of(pool.model(pool.target))
+    is_own = member.embedding.data_ptr() != shared.data_ptr()
+    num_read = member.num_parameters - (member.embedding.numel() if is_own else 0)
+    return num_read * NUMBER_BYTES
+
+
+def embedding_of(member: ModelMember) -> torch.Tensor:
+    """A model's embedding, [vocabulary, hidden]."""
+    weight: torch.Tensor = member.model.get_input_embeddings().get_parameter("weight")
+    return weight

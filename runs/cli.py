@@ -76,7 +76,7 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
 
         run_pool(arguments, parse)
     elif command == "bench":
-        from specgym.runs.bench_command import run_bench
+        from specgym.runs.bench import run_bench
 
         run_bench(arguments, parse, console)
     else:

@@ -28,22 +28,24 @@ LAYER_NAMES = {
 }
 
 
-def write_gguf(model: Any, path: Path) -> None:
-    """Writes a Llama in its own precision, without a tokenizer: whoever reads it takes token ids.
+def write_gguf(model: Any, path: Path, dtype: torch.dtype | None = None) -> None:
+    """Writes a Llama without a tokenizer: whoever reads it takes token ids.
 
     Args:
         model: The transformers model, untouched by any member of a pool.
         path: The file to write.
+        dtype: Type of the weights in the file, bfloat16 or float32; None keeps the model's.
 
     Raises:
-        ValueError: If the model is no plain Llama in bfloat16 or float32.
+        ValueError: If the model is no plain Llama, or the type is another one.
     """
-    check_plain(model)
+    dtype = dtype or model.dtype
+    check_plain(model, dtype)
     writer = gguf.GGUFWriter(path, "llama")
     try:
         write_settings(writer, model.config)
         for name, weight in named_weights(model):
-            data, kind = as_stored(weight)
+            data, kind = as_stored(weight.to(dtype))
             writer.add_tensor(name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -52,12 +54,12 @@ def write_gguf(model: Any, path: Path) -> None:
         writer.close()
 
 
-def check_plain(model: Any) -> None:
+def check_plain(model: Any, dtype: torch.dtype) -> None:
     """Refuses what this file's layout has no place for.
 
     Raises:
-        ValueError: If the model is no Llama, has biases or scaled rotary factors, or is of another
-            dtype.
+        ValueError: If the model is no Llama, has biases or scaled rotary factors, or the dtype is
+            another one.
     """
     kind = type(model).__name__
     if type(model) is not LlamaForCausalLM or any(n.endswith("bias") for n in model.state_dict()):
@@ -65,8 +67,8 @@ def check_plain(model: Any) -> None:
     rope = model.config.rope_parameters or {}
     if rope.get("rope_type") != "default":
         raise ValueError(f"model: only plain rotary positions can be written as GGUF; got {rope}")
-    if model.dtype not in TYPES:
-        raise ValueError(f"model: must be in bfloat16 or float32; got {model.dtype}")
+    if dtype not in TYPES:
+        raise ValueError(f"dtype: must be bfloat16 or float32; got {dtype}; name one of them")
 
 
 def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""A peer's worker process, from the side that asks it: one prompt at a time, on command."""
+"""Worker processes from the side that asks them: one request at a time, on command."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ START_SECONDS = 600.0
 REQUEST_SECONDS = 300.0
 
 
-class PeerProcess:
-    """A worker that stays up between requests; it speaks what ``peer_worker`` describes.
+class WorkerProcess:
+    """A worker that stays up between requests: a line of JSON for each, and one once it is ready.
 
     Args:
-        name: The peer's name.
         command: What starts the worker.
         log: Where its standard error goes.
         variables: Environment variables beside our own.
+
+    Attributes:
+        greeting: Its first line.
 
     Raises:
         PeerError: If it does not start.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, variables: Mapping[str, str]):
-        self.name, self.log = name, log
+    def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str]):
+        self.log = log
         self.answers: queue.Queue[str | None] = queue.Queue()
         with log.open("w") as sink:
             self.process = subprocess.Popen(
@@ -47,7 +49,7 @@ class PeerProcess:
         self.listener = threading.Thread(target=self.listen, daemon=True)
         self.listener.start()
         try:
-            self.version = str(self.answer(START_SECONDS)["version"])
+            self.greeting = self.answer(START_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -59,26 +61,20 @@ class PeerProcess:
             self.answers.put(line)
         self.answers.put(None)
 
-    def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
-        """The tokens it decodes, and the seconds it took by its own clock.
+    def ask(self, request: dict[str, Any]) -> None:
+        """Sends a request; ``answer`` waits for what it says.
 
         Raises:
-            PeerError: If it fails, says nothing for minutes, or decodes another number of tokens.
+            PeerError: If it has ended.
         """
         assert self.process.stdin is not None
-        request = json.dumps({"prompt": list(prompt), "new_tokens": new_tokens})
         try:
-            self.process.stdin.write(request + "\n")
+            self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except OSError as error:
             raise PeerError(self.obituary()) from error
-        answer = self.answer(REQUEST_SECONDS)
-        tokens = [int(token) for token in answer["tokens"]]
-        if len(tokens) != new_tokens:
-            raise PeerError(f"it decoded {len(tokens)} tokens where {new_tokens} were asked for")
-        return tokens, float(answer["seconds"])
 
-    def answer(self, seconds: float) -> dict[str, Any]:
+    def answer(self, seconds: float = REQUEST_SECONDS) -> dict[str, Any]:
         """The worker's next line.
 
         Raises:
@@ -110,3 +106,28 @@ class PeerProcess:
             assert stream is not None
             with contextlib.suppress(OSError):  # a request that was never read
                 stream.close()
+
+
+class PeerProcess(WorkerProcess):
+    """A peer that decodes prompts; it speaks what ``peer_worker`` describes.
+
+    Args: As of ``WorkerProcess``.
+    """
+
+    @property
+    def version(self) -> str:
+        """The peer's version."""
+        return str(self.greeting["version"])
+
+    def run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
+        """The tokens it decodes, and the seconds it took by its own clock.
+
+        Raises:
+            PeerError: If it fails, says nothing for minutes, or decodes another number of tokens.
+        """
+        self.ask({"prompt": list(prompt), "new_tokens": new_tokens})
+        answer = self.answer()
+        tokens = [int(token) for token in answer["tokens"]]
+        if len(tokens) != new_tokens:
+            raise PeerError(f"it decoded {len(tokens)} tokens where {new_tokens} were asked for")
+        return tokens, float(answer["seconds"])

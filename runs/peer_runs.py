@@ -25,6 +25,7 @@ from specgym.engine.types import Plan
 from specgym.runs.peer_envs import PeerError
 
 Prompt = tuple[int, ...]
+Decode = Callable[[Prompt], tuple[list[int], float]]  # tokens and seconds of a prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Contestant:
     name: str
     peer: str
     precision: str
-    decode: Callable[[Prompt], tuple[list[int], float]]
+    decode: Decode
 
 
 def run_rounds(
@@ -65,16 +66,25 @@ def run_rounds(
     repeats: int,
     absent: dict[str, str],
     console: Console,
+    measure_machine: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Run]]:
     """Every contestant's runs by name, alternated in rotated order so that drift hits all alike.
 
-    Each goes once before, unmeasured. One that fails is left out from then on; ``absent`` gets the
-    reason.
+    Each goes once before, unmeasured. One that fails is left out from then on.
+
+    Args:
+        contestants: Who decodes.
+        prompts: What is decoded, in turn.
+        repeats: Rounds of all prompts.
+        absent: Gets the reason for each that failed.
+        console: Shows progress.
+        measure_machine: Called in front of every round.
     """
     runs: dict[str, list[Run]] = {each.name: [] for each in contestants}
     rounds = [None, *(index for _ in range(repeats) for index in range(len(prompts)))]
     for count, index in enumerate(rounds):
         console.print(f"warm-up of {len(runs)}" if index is None else f"round {count}")
+        measure_machine()
         shift = count % len(contestants)
         for each in (*contestants[shift:], *contestants[:shift]):
             if each.name not in runs:

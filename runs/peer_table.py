@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from specgym.runs.bench import QUANTILES
+from specgym.runs.measuring import QUANTILES
 from specgym.runs.tables import NumberTable
 
 

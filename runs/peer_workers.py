@@ -100,8 +100,8 @@ def weights_for(name: str, settings: WorkerSettings) -> list[tuple[str, str, Pat
             settings.model.save_pretrained(folder)
         return [(f"{name}, plain", settings.precision, folder)]
     file = settings.scratch / f"{name}.gguf"
-    write_gguf(settings.model, file)
-    weights = [(f"{name}, plain", settings.precision, file)]
+    write_gguf(settings.model, file, torch.bfloat16)
+    weights = [(f"{name}, bf16", "bfloat16", file)]
     quantised = cache_folder() / Path(SMOLLM2_WHEEL.member).name
     if settings.source == SMOLLM2 and quantised.is_file():  # what the built-in model was made from
         weights.append((f"{name}, Q4_1", "Q4_1", quantised))
@@ -121,7 +121,7 @@ def start_worker(name: str, python: Path, weights: Path, settings: WorkerSetting
     variables = {"OMP_NUM_THREADS": threads, **preloading(RECIPES[name])}
     logs = RECIPES[name].folder.parent  # they outlive the bench
     logs.mkdir(parents=True, exist_ok=True)
-    return PeerProcess(name, command, logs / f"{weights.name}.log", variables)
+    return PeerProcess(command, logs / f"{weights.name}.log", variables)
 
 
 def preloading(recipe: PeerRecipe) -> dict[str, str]:

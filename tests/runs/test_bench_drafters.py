@@ -27,7 +27,10 @@ def test_agreement_per_drafter_and_category(options, tmp_path, capsys):
         assert (row["proposed"] == 1.0) == (drafter == "draft")
     assert report["ratios"]["draft_agreement"] > 0.2
     assert report["ratios"]["draft_over_target_seconds"] > 0.0
-    assert "ngram_over_target_seconds" not in report["ratios"]
+    assert report["ratios"]["draft_over_byte_floor"] > 0.0
+    assert not {"ngram_over_target_seconds", "ngram_over_byte_floor"} & report["ratios"].keys()
+    assert [row["name"] for row in report["forwards"]] == ["draft", "target", "memory, read"]
+    assert report["forwards"][-1]["unit"] == "GB/s"
 
 
 def test_one_category_is_picked(options, tmp_path):

@@ -10,7 +10,12 @@ from specgym.runs.bench_configs import MoeBench
 from specgym.runs.bench_moe import STATIC_K, bench_moe
 from specgym.runs.cli import main
 
-RATIOS = {"moe_4_over_1", "dense_4_over_1", "dispatch_over_transformers"}
+RATIOS = {
+    "moe_4_over_1",
+    "dense_4_over_1",
+    "dispatch_over_transformers",
+    "moe_over_byte_floor",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,7 @@ def test_rows_ratios_and_plot(options, tmp_path, capsys):
     by_tokens = {row["tokens"]: row for row in timed if row["target"] == "moe"}
     assert by_tokens[1]["unique_experts"] == by_tokens[1]["expected_unique"] == 2
     assert 2 < by_tokens[8]["unique_experts"] <= 8
+    assert {row["name"] for row in report["rows"]} > {"moe, plain iteration", "memory, read"}
     static = [row for row in report["rows"] if "k" in row]
     assert len(static) == 2 * 2 * (1 + len(STATIC_K))
     assert {row["drafter"] for row in static} == {"ngram"}
@@ -55,9 +61,10 @@ def test_rows_ratios_and_plot(options, tmp_path, capsys):
         assert row["k"] or row["utility"] == 1.0
 
 
-def test_a_dense_pool_is_refused(folder, options):
+def test_a_dense_pool_is_refused(folder, options, capsys):
     arguments = [*options, "--pool", f"target={folder}"]
     assert main(["bench", "moe", *arguments]) == 2
+    assert "must be a mixture of experts" in capsys.readouterr().err
 
 
 def test_numbers_of_experts_go_into_the_built_in_pool():

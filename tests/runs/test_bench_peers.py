@@ -4,6 +4,7 @@ Peers that specgym does not depend on are never installed here: a stand-alone wo
 speaks the same lines stands in for them.
 """
 
+import copy
 import dataclasses
 import json
 import subprocess
@@ -11,17 +12,24 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+from specgym.engine.eagle import EagleCheckpoint
+from specgym.engine.eagle_member import EagleMember
+from specgym.engine.eagle_training import init_eagle
 from specgym.engine.loading import load_pool
+from specgym.engine.members import ModelMember
+from specgym.engine.pool import ModelPool
 from specgym.engine.sources import LoadedModel
 from specgym.engine.testing import tiny_llama
-from specgym.runs import bench_peers, byte_floor, peer_envs, peer_workers
+from specgym.runs import bench_peers, peer_envs, peer_workers
+from specgym.runs.bandwidth import MemoryReader, read
 from specgym.runs.bench_configs import PeersBench
 from specgym.runs.bench_peers import bench_prompts
-from specgym.runs.byte_floor import ByteFloor, read_bandwidth, weight_bytes
+from specgym.runs.byte_floor import ByteFloor, drafter_bytes, weight_bytes
 from specgym.runs.cli import main
 from specgym.runs.peer_envs import READY, PeerError, PeerRecipe, build_environment
 from specgym.runs.peer_process import PeerProcess
@@ -65,7 +73,7 @@ def worker_script(tmp_path):
 @pytest.fixture
 def worker(worker_script, tmp_path):
     """A running fake worker."""
-    process = PeerProcess("fake", [sys.executable, str(worker_script)], tmp_path / "log", {})
+    process = PeerProcess([sys.executable, str(worker_script)], tmp_path / "log", {})
     yield process
     process.close()
 
@@ -126,10 +134,11 @@ def test_peers_in_workers_and_absent_ones(options, worker_script, tmp_path, caps
     assert main(["bench", "peers", *arguments]) == 0
     report = json.loads(file.read_text())
     row = next(row for row in report["rows"] if row["peer"] == "llama-cpp")
-    assert (row["name"], row["median"]) == ("llama-cpp, plain", 0.5)
+    assert (row["name"], row["median"]) == ("llama-cpp, bf16", 0.5)
     assert row["equal_tokens"] < 1.0
+    assert row["precision"] == "bfloat16"  # whatever ours is
     assert report["versions"] == {"llama-cpp": "1.0"}
-    ratios = ("plain_over_llama_cpp", "exact_over_fast", "over_byte_floor")
+    ratios = ("plain_over_llama_cpp_bf16", "exact_over_fast", "over_byte_floor")
     assert sorted(report["ratios"]) == sorted(ratios)
     line = "vllm: not to be had: its environment could not be built: no such package"
     assert line in capsys.readouterr().out.splitlines()
@@ -188,20 +197,58 @@ class TestByteFloor:
         model.tie_weights()
         model.save_pretrained(tmp_path)
         pool = load_pool(f"target={tmp_path}", dtype=torch.float32)
-        assert weight_bytes(pool.model("target")) == 4 * sum(p.numel() for p in model.parameters())
+        assert weight_bytes(pool.model("target")) == 2 * sum(p.numel() for p in model.parameters())
 
     def test_of_a_mixture_only_visited_experts_are_read(self, tiny_spec):
         source = tiny_spec.partition("target=")[2]
         dense = load_pool(f"target={source}", dtype=torch.float32).model("target")
         pool = load_pool(f"target=upcycled:8:2:{source}", dtype=torch.float32)
         mlps, routers = 2 * 3 * 32 * 48, 2 * 8 * 32  # two layers
-        wanted = weight_bytes(dense) + 4 * (mlps + routers)  # two experts instead of one MLP
+        wanted = weight_bytes(dense) + 2 * (mlps + routers)  # two experts instead of one MLP
         assert weight_bytes(pool.model("target")) == wanted
 
-    def test_bandwidth_is_bytes_over_the_fastest_pass(self, monkeypatch):
-        times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 29.0])
-        monkeypatch.setattr(byte_floor.time, "perf_counter", lambda: next(times))
-        assert read_bandwidth(4000, repeats=1) == 2000.0
+    def test_of_drafters_layers_and_their_own_head_are_read(self, tmp_path):
+        """Embeddings are not, be they the target's or an EAGLE head's own."""
+        target = tiny_llama(vocab_size=98, num_layers=6)
+        ids, size = torch.arange(0, 98, 2), target.config.hidden_size
+        head = init_eagle(target, (1, 3, 5), len(ids))
+        own = torch.zeros(98, size)
+        members = [
+            EagleMember("eagle", EagleCheckpoint(head, ids, None, None), target),
+            EagleMember("richer", EagleCheckpoint(head, ids, None, own), target),
+            ModelMember("small", trimmed(target, ids), draft_ids=ids),
+            ModelMember("target", target),
+        ]
+        pool = ModelPool(members)
+        rows = len(ids) * size
+        in_head = sum(p.numel() for p in head.parameters())
+        assert drafter_bytes(pool, "eagle") == 2 * (in_head + rows)
+        assert drafter_bytes(pool, "richer") == 2 * (in_head + rows)
+        in_layers = weight_bytes(pool.model("target")) - 2 * 98 * size
+        assert drafter_bytes(pool, "small") == in_layers + 2 * rows
+
+
+def trimmed(target, ids):
+    """A copy of a model that shares its embedding and has these rows of its head."""
+    student = copy.deepcopy(target)
+    student.set_input_embeddings(target.get_input_embeddings())
+    student.lm_head = torch.nn.Linear(target.config.hidden_size, len(ids), bias=False)
+    return student
+
+
+class TestMemoryReader:
+    def test_every_word_is_read(self):
+        words = np.arange(4096, dtype=np.int64)
+        assert read(words) == np.bitwise_xor.reduce(words)
+
+    def test_the_fastest_pass_counts_and_the_median_call(self, monkeypatch):
+        reader = MemoryReader(8000, num_threads=2)
+        assert [len(part) for part in reader.parts] == [500, 500]
+        passes = iter([4.0, 2.0, 9.0, 1.0, 1.0, 1.0, 8.0, 8.0, 4.0])
+        monkeypatch.setattr(reader, "run_pass", lambda: next(passes))
+        assert [reader() for _ in range(3)] == [2.0, 1.0, 4.0]
+        assert reader.rates == [4000.0, 8000.0, 2000.0]
+        assert reader.rate == 4000.0
 
 
 def test_total_is_of_medians_and_equal_tokens_are_counted():
@@ -254,7 +301,7 @@ class TestWorkerProcess:
     def test_one_that_does_not_start(self, tmp_path):
         command = [sys.executable, "-c", "raise SystemExit('no such module')"]
         with pytest.raises(PeerError, match="its worker ended: no such module"):
-            PeerProcess("fake", command, tmp_path / "log", {})
+            PeerProcess(command, tmp_path / "log", {})
 
 
 def test_the_worker_program_speaks_lines(tmp_path):
@@ -270,7 +317,7 @@ def test_the_worker_program_speaks_lines(tmp_path):
     (tmp_path / "llama_cpp_python-9.9.dist-info").mkdir()
     (tmp_path / "llama_cpp_python-9.9.dist-info" / "METADATA").write_text("Version: 9.9\n")
     command = [sys.executable, str(peer_workers.SCRIPT), "llama-cpp", "none.gguf"]
-    worker = PeerProcess("llama-cpp", command, tmp_path / "log", {"PYTHONPATH": str(tmp_path)})
+    worker = PeerProcess(command, tmp_path / "log", {"PYTHONPATH": str(tmp_path)})
     try:
         assert worker.version == "9.9"
         assert worker.run((5, 6), 3)[0] == [5, 5, 5]

@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import json
 
 import pytest
 
@@ -84,22 +83,6 @@ def test_pool_commands_print(tiny_spec, capsys):
     shown = capsys.readouterr().out
     assert "ngram>draft>target" in shown
     assert "draft" in shown
-
-
-def test_bench_decode_writes_its_ratios(tiny_spec, tmp_path):
-    path = tmp_path / "bench.json"
-    arguments = ["bench", "decode", "--pool", tiny_spec, "--dtype", "float32", "--new-tokens", "8"]
-    more = ["--repeats", "2", "--pairs", "2", "--pair-tokens", "8", "--json", str(path)]
-    assert main([*arguments, *more]) == 0
-    report = json.loads(path.read_text())
-    assert set(report["ratios"]) == {
-        "plain_over_transformers",
-        "exact_over_fast",
-        "k0_over_bare",
-        "bookkeeping_share",
-    }
-    assert report["rows"]
-    assert report["machine"]["torch"]
 
 
 def test_compile_is_off_unless_it_is_asked_for(tiny_spec):

@@ -62,3 +62,11 @@ def test_other_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"bfloat16 or float32; got torch\.float16"):
         write_gguf(tiny_llama(dtype=torch.float16), path)
     assert not path.exists()
+
+
+def test_a_model_may_be_stored_in_another_type(tmp_path):
+    model = tiny_llama()
+    write_gguf(model, tmp_path / "narrow.gguf", torch.bfloat16)
+    write_gguf(model.to(torch.bfloat16), tmp_path / "same.gguf")
+    narrow, same = (tmp_path / f"{name}.gguf" for name in ("narrow", "same"))
+    assert narrow.read_bytes() == same.read_bytes()

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from specgym.engine.loading import MIXTURE_POOL
+from specgym.engine.loading import BUILT_IN_POOLS, MIXTURE_POOL
 from specgym.engine.pool import DEFAULT_K_VALUES
-from specgym.runs import settings
-from specgym.runs.bench_configs import BENCHES, PEERS
+from specgym.runs import bench_configs, settings
+from specgym.runs.bench import BENCHES
 from specgym.runs.cli import COMMANDS, main
 from specgym.runs.peer_envs import RECIPES
 from specgym.runs.train_replay import AGENTS
@@ -67,7 +67,11 @@ def test_a_slip_is_told_as_quickly(arguments, message):
 def test_help_knows_the_engines_own_constants():
     assert settings.K_VALUES == DEFAULT_K_VALUES
     assert settings.MIXTURE_POOL == MIXTURE_POOL
-    assert ("transformers", *RECIPES) == PEERS
+    assert ("transformers", *RECIPES) == bench_configs.PEERS
+    assert tuple(BUILT_IN_POOLS) == bench_configs.BUILT_IN_POOLS
+    assert {
+        name: entry.load().settings for name, entry in BENCHES.items()
+    } == bench_configs.SETTINGS
     assert list(AGENTS) == list(SETTINGS)
 
 
