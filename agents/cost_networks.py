@@ -14,50 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from specgym.baselines.checks import check_choice, check_count, check_range
+from specgym.agents.recipes import FitConfig
 
 Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 FORBIDDEN = -1e9  # a score that is never the largest
-
-
-@dataclasses.dataclass(frozen=True)
-class FitConfig:
-    """Settings of a fit.
-
-    Attributes:
-        loss: ``cost`` is the mean cost of the softmax policy; ``values`` is the error of scores as
-            negative costs, those of a visit centred.
-        hidden_sizes: Widths of the hidden layers.
-        num_epochs: Passes over the visits at most.
-        patience: Passes without a better validation that end a fit.
-        batch_size: Visits of a gradient step.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
-        entropy: Weight of the entropy bonus of the loss ``cost``.
-        dropout: Share of features that are left out while fitting.
-    """
-
-    loss: str = "cost"
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    num_epochs: int = 20
-    patience: int = 5
-    batch_size: int = 512
-    learning_rate: float = 3e-3
-    weight_decay: float = 0.03
-    entropy: float = 0.02
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_choice("fit.loss", self.loss, ("values", "cost"))
-        for field in ("num_epochs", "patience", "batch_size"):
-            check_count(f"fit.{field}", getattr(self, field), 1)
-        if not self.hidden_sizes:
-            raise ValueError("fit.hidden_sizes: must be at least one width, got none")
-        for size in self.hidden_sizes:
-            check_count("fit.hidden_sizes", size, 1)
-        for field, high in (("learning_rate", 1.0), ("weight_decay", 10.0), ("entropy", 10.0)):
-            check_range(f"fit.{field}", getattr(self, field), 0.0, high)
-        check_range("fit.dropout", self.dropout, 0.0, 0.9)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,47 +14,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specgym.agents.cost_networks import Costs, FitConfig, add_networks, fit_network
+from specgym.agents.cost_networks import Costs, add_networks, fit_network
 from specgym.agents.policy import Policy
-from specgym.baselines.checks import check_count
+from specgym.agents.recipes import ImitationConfig
 from specgym.baselines.plans import Plan
 from specgym.baselines.visits import Visits, join_visits, values_of
 
 # Actions [B] for observations [B, F] and masks [B, A].
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]
 CLIP = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class ImitationConfig:
-    """Settings of a training.
-
-    Attributes:
-        oracle_rounds: Rounds of visiting states and fitting to the oracle's values.
-        own_rounds: Rounds after them, of fitting to the policy's own values.
-        num_networks: Networks, each judged on other requests; their scores are added.
-        kept_rounds: Last rounds whose visits a fit uses.
-        fit: Settings of each fit.
-    """
-
-    oracle_rounds: int = 1
-    own_rounds: int = 1
-    num_networks: int = 4
-    kept_rounds: int = 3
-    fit: FitConfig = FitConfig()  # noqa: RUF009 (frozen)
-
-    def __post_init__(self) -> None:
-        check_count("imitation.oracle_rounds", self.oracle_rounds, 0)
-        check_count("imitation.own_rounds", self.own_rounds, 0)
-        check_count("imitation.num_networks", self.num_networks, 2)
-        check_count("imitation.kept_rounds", self.kept_rounds, 1)
-        if self.num_rounds < 1:
-            raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
-
-    @property
-    def num_rounds(self) -> int:
-        """All rounds."""
-        return self.oracle_rounds + self.own_rounds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,7 +64,7 @@ class Fitted:
 def train_imitation(
     collect: Callable[[Choose, int], Visits],
     table: Table,
-    config: ImitationConfig = ImitationConfig(),
+    config: ImitationConfig = ImitationConfig(),  # noqa: B008 (frozen)
     seed: int = 0,
     on_round: Callable[[int, Policy], None] = lambda number, policy: None,
 ) -> Policy:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import json
 import os
-import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,61 +18,20 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from specgym.agents.normalization import (
+    NORMALIZATION_FILE,
+    load_normalization,
+    read_normalization,
+    save_normalization,
+)
+from specgym.agents.recipes import PPOConfig
 from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
 
 MODEL_FILE = "model.zip"
-NORMALIZATION_FILE = "normalization.pkl"
 TABLE_FILE = "table.json"
 CHECKPOINTS = "checkpoints"
-
-
-@dataclasses.dataclass(frozen=True)
-class PPOConfig:
-    """Settings of a training.
-
-    The horizon is short (``gamma`` 0.9): what an iteration saves is paid at once, and only
-    catch-up and where the text stands reach further. Ours; close to Learning-to-Draft's setting.
-
-    Attributes:
-        num_steps: Iterations to train on; rounded up to whole rollouts.
-        rollout_steps: Iterations between updates; a multiple of the batch size.
-        batch_size: Samples of a gradient step.
-        num_epochs: Passes over a rollout.
-        learning_rate: Adam's.
-        gamma: Discount.
-        gae_lambda: Of the advantage estimate.
-        entropy_coefficient: Weight of the entropy bonus.
-        hidden_size: Width of the two hidden layers.
-    """
-
-    num_steps: int = 3072
-    rollout_steps: int = 128
-    batch_size: int = 64
-    num_epochs: int = 10
-    learning_rate: float = 1e-3
-    gamma: float = 0.9
-    gae_lambda: float = 0.95
-    entropy_coefficient: float = 0.01
-    hidden_size: int = 64
-
-    def __post_init__(self) -> None:
-        for field in ("num_steps", "rollout_steps", "batch_size", "num_epochs", "hidden_size"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"ppo.{field}: must be >= 1; got {getattr(self, field)}")
-        if self.batch_size < 2 or self.rollout_steps % self.batch_size:
-            raise ValueError(
-                f"ppo.batch_size: must be at least 2 and divide rollout_steps "
-                f"{self.rollout_steps} (a minibatch of one has no advantage to normalise); "
-                f"got {self.batch_size}"
-            )
-        if not 0.0 <= self.gamma <= 1.0 or self.learning_rate <= 0.0:
-            raise ValueError(
-                f"ppo: gamma must be in [0, 1] and learning_rate > 0; "
-                f"got {self.gamma} and {self.learning_rate}"
-            )
 
 
 class Scalars(KVWriter):
@@ -143,7 +102,7 @@ def train_ppo(
         normalized = VecNormalize(venv, gamma=config.gamma)
         model = new_model(normalized, config, seed)
     else:
-        normalized = VecNormalize.load(str(newest / NORMALIZATION_FILE), venv)
+        normalized = load_normalization(newest / NORMALIZATION_FILE, venv)
         model = PPO.load(newest / MODEL_FILE, env=normalized, device="cpu")
     normalized.seed(seed + model.num_timesteps)
     model.set_logger(Logger(None, [Scalars(write_scalars)]))
@@ -227,7 +186,7 @@ def write_model(model: BaseAlgorithm, folder: Path) -> None:
     normalized = model.get_vec_normalize_env()
     assert normalized is not None
     model.save(folder / MODEL_FILE)
-    normalized.save(str(folder / NORMALIZATION_FILE))
+    save_normalization(folder / NORMALIZATION_FILE, normalized)
 
 
 class PPOController:
@@ -262,18 +221,11 @@ class PPOController:
                 f"ppo: {folder} was trained on {len(table['features'])} features, this "
                 f"environment has {len(features)} others; train on this pool"
             )
-        policy = PPO.load(folder / MODEL_FILE, device="cpu").policy
-        with (folder / NORMALIZATION_FILE).open("rb") as file:
-            normalized: VecNormalize = pickle.load(file)
-        statistics = normalized.obs_rms
-        assert isinstance(statistics, RunningMeanStd)
-        self._mean: np.ndarray = statistics.mean
-        self._deviation: np.ndarray = np.sqrt(statistics.var + normalized.epsilon)
-        self._clip: float = normalized.clip_obs
-        layers = [m for m in policy.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)]
-        self._layers: list[tuple[np.ndarray, np.ndarray]] = [
-            as_arrays(layer) for layer in (*layers, policy.action_net)
-        ]
+        arrays = read_normalization(folder / NORMALIZATION_FILE)
+        self._mean: np.ndarray = arrays["obs_rms.mean"]
+        self._deviation: np.ndarray = np.sqrt(arrays["obs_rms.var"] + arrays["epsilon"])
+        self._clip = float(arrays["clip_obs"])
+        self._layers = read_layers(folder / MODEL_FILE)
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Takes note of a new request: nothing to do."""
@@ -303,9 +255,26 @@ class PPOController:
         check_state(state, self._plans)
 
 
-def as_arrays(layer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A linear layer's weight and bias in float64."""
-    return (
-        layer.weight.detach().numpy().astype(np.float64),
-        layer.bias.detach().numpy().astype(np.float64),
-    )
+def read_layers(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Weights and biases from the observation to the logits of a saved model, in float64.
+
+    Of stable-baselines3's zip the policy's tensors alone are read; nothing is unpickled.
+
+    Raises:
+        ValueError: If there is no such file, or it holds something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            weights = torch.load(io.BytesIO(file.read("policy.pth")), weights_only=True)
+        names = [n for n in weights if n.startswith("mlp_extractor.policy_net") and "weight" in n]
+        return [
+            (
+                weights[name].numpy().astype(np.float64),
+                weights[name.replace("weight", "bias")].numpy().astype(np.float64),
+            )
+            for name in (*names, "action_net.weight")
+        ]
+    except Exception as error:  # whatever a broken zip or torch's reader of tensors raises
+        raise ValueError(
+            f"ppo: {path} cannot be used: {error}; train it again with specgym train ppo"
+        ) from error

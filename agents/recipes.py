@@ -1,8 +1,10 @@
-"""Settings of each algorithm that learns on recorded traces, one recipe each."""
+"""Settings of what learns: imported without torch, so that help is quick."""
 
 from __future__ import annotations
 
 import dataclasses
+
+from specgym.baselines.checks import check_choice, check_count, check_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +115,124 @@ class QLearning(Recipe):
                 f"exploration_share and exploration_end: must be in (0, 1] and [0, 1]; got "
                 f"{self.exploration_share} and {self.exploration_end}"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """Settings of a training.
+
+    The horizon is short (``gamma`` 0.9): what an iteration saves is paid at once, and only
+    catch-up and where the text stands reach further. Ours; close to Learning-to-Draft's setting.
+
+    Attributes:
+        num_steps: Iterations to train on; rounded up to whole rollouts.
+        rollout_steps: Iterations between updates; a multiple of the batch size.
+        batch_size: Samples of a gradient step.
+        num_epochs: Passes over a rollout.
+        learning_rate: Adam's.
+        gamma: Discount.
+        gae_lambda: Of the advantage estimate.
+        entropy_coefficient: Weight of the entropy bonus.
+        hidden_size: Width of the two hidden layers.
+    """
+
+    num_steps: int = 3072
+    rollout_steps: int = 128
+    batch_size: int = 64
+    num_epochs: int = 10
+    learning_rate: float = 1e-3
+    gamma: float = 0.9
+    gae_lambda: float = 0.95
+    entropy_coefficient: float = 0.01
+    hidden_size: int = 64
+
+    def __post_init__(self) -> None:
+        for field in ("num_steps", "rollout_steps", "batch_size", "num_epochs", "hidden_size"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"ppo.{field}: must be >= 1; got {getattr(self, field)}")
+        if self.batch_size < 2 or self.rollout_steps % self.batch_size:
+            raise ValueError(
+                f"ppo.batch_size: must be at least 2 and divide rollout_steps "
+                f"{self.rollout_steps} (a minibatch of one has no advantage to normalise); "
+                f"got {self.batch_size}"
+            )
+        if not 0.0 <= self.gamma <= 1.0 or self.learning_rate <= 0.0:
+            raise ValueError(
+                f"ppo: gamma must be in [0, 1] and learning_rate > 0; "
+                f"got {self.gamma} and {self.learning_rate}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FitConfig:
+    """Settings of a fit.
+
+    Attributes:
+        loss: ``cost`` is the mean cost of the softmax policy; ``values`` is the error of scores as
+            negative costs, those of a visit centred.
+        hidden_sizes: Widths of the hidden layers.
+        num_epochs: Passes over the visits at most.
+        patience: Passes without a better validation that end a fit.
+        batch_size: Visits of a gradient step.
+        learning_rate: Of AdamW.
+        weight_decay: Of AdamW.
+        entropy: Weight of the entropy bonus of the loss ``cost``.
+        dropout: Share of features that are left out while fitting.
+    """
+
+    loss: str = "cost"
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    num_epochs: int = 20
+    patience: int = 5
+    batch_size: int = 512
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.03
+    entropy: float = 0.02
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("fit.loss", self.loss, ("values", "cost"))
+        for field in ("num_epochs", "patience", "batch_size"):
+            check_count(f"fit.{field}", getattr(self, field), 1)
+        if not self.hidden_sizes:
+            raise ValueError("fit.hidden_sizes: must be at least one width, got none")
+        for size in self.hidden_sizes:
+            check_count("fit.hidden_sizes", size, 1)
+        for field, high in (("learning_rate", 1.0), ("weight_decay", 10.0), ("entropy", 10.0)):
+            check_range(f"fit.{field}", getattr(self, field), 0.0, high)
+        check_range("fit.dropout", self.dropout, 0.0, 0.9)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitationConfig:
+    """Settings of a training.
+
+    Attributes:
+        oracle_rounds: Rounds of visiting states and fitting to the oracle's values.
+        own_rounds: Rounds after them, of fitting to the policy's own values.
+        num_networks: Networks, each judged on other requests; their scores are added.
+        kept_rounds: Last rounds whose visits a fit uses.
+        fit: Settings of each fit.
+    """
+
+    oracle_rounds: int = 1
+    own_rounds: int = 1
+    num_networks: int = 4
+    kept_rounds: int = 3
+    fit: FitConfig = FitConfig()
+
+    def __post_init__(self) -> None:
+        check_count("imitation.oracle_rounds", self.oracle_rounds, 0)
+        check_count("imitation.own_rounds", self.own_rounds, 0)
+        check_count("imitation.num_networks", self.num_networks, 2)
+        check_count("imitation.kept_rounds", self.kept_rounds, 1)
+        if self.num_rounds < 1:
+            raise ValueError("imitation.oracle_rounds and own_rounds: one of them must be >= 1")
+
+    @property
+    def num_rounds(self) -> int:
+        """All rounds."""
+        return self.oracle_rounds + self.own_rounds
 
 
 def ppo_recipe() -> PolicyGradient:

@@ -48,16 +48,20 @@ def save_state(path: Path, controller: str, state: Mapping[str, Any]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def load_state(path: Path, controller: str) -> dict[str, Any]:
+def load_state(path: Path, controller: str, way_out: str = "") -> dict[str, Any]:
     """The state of a file, for the controller of this name.
+
+    Args:
+        path: The file.
+        controller: The name it was saved under.
+        way_out: What to do where the file cannot be used; by default, to train the controller.
 
     Raises:
         ValueError: If there is no such file, it cannot be read, or is another controller's.
     """
+    way_out = way_out or f"make it with specgym train {controller}"
     if not path.is_file():
-        raise ValueError(
-            f"state: there is no file {path}; make one with specgym train {controller}"
-        )
+        raise ValueError(f"state: there is no file {path}; {way_out}")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -67,9 +71,7 @@ def load_state(path: Path, controller: str) -> dict[str, Any]:
             raise ValueError(f"it holds {schema} {version} of {owner}, not of {controller}")
         return restore(header["state"], arrays)
     except (zipfile.BadZipFile, EOFError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"state: {path} cannot be used: {error}; make it again with specgym train {controller}"
-        ) from error
+        raise ValueError(f"state: {path} cannot be used: {error}; {way_out}") from error
 
 
 def restore(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:

@@ -15,15 +15,16 @@ import torch
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from specgym.agents.normalization import NORMALIZATION_FILE, load_normalization
 from specgym.agents.policy import Policy
 from specgym.agents.ppo import (
     MODEL_FILE,
-    NORMALIZATION_FILE,
     Scalars,
     newest_checkpoint,
     save_checkpoint,
@@ -36,7 +37,8 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "maskable-ppo": MaskablePPO,
     "dqn": DQN,
 }
-BUFFER_FILE = "buffer.pkl"
+BUFFER_FILE = "buffer.npz"
+REMEMBERED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 END_RATE = 0.1  # of the learning rate
 CLIP = 10.0  # of normalised observations
 
@@ -116,10 +118,10 @@ def prefer_fast_plans(model: BaseAlgorithm, recipe: Recipe, seconds: np.ndarray)
 
 def restore_model(algorithm: str, venv: VecEnv, checkpoint: Path) -> BaseAlgorithm:
     """The model of a checkpoint, its normalisation and what it remembers."""
-    normalized = VecNormalize.load(str(checkpoint / NORMALIZATION_FILE), venv)
+    normalized = load_normalization(checkpoint / NORMALIZATION_FILE, venv)
     model = ALGORITHMS[algorithm].load(checkpoint / MODEL_FILE, env=normalized, device="cpu")
     if isinstance(model, DQN):
-        model.load_replay_buffer(checkpoint / BUFFER_FILE)
+        restore_buffer(checkpoint / BUFFER_FILE, model.replay_buffer)
     return model
 
 
@@ -200,11 +202,32 @@ def save_progress(model: BaseAlgorithm, folder: Path, others: Sequence[Path]) ->
 
     def write(home: Path) -> None:
         if isinstance(model, DQN):
-            model.save_replay_buffer(home / BUFFER_FILE)
+            save_buffer(home / BUFFER_FILE, model.replay_buffer)
         for path in others:
             shutil.copy(path, home / path.name)
 
     save_checkpoint(model, folder, write)
+
+
+def save_buffer(path: Path, buffer: ReplayBuffer | None) -> None:
+    """Writes the iterations that a model remembers, and where the next one goes."""
+    assert buffer is not None
+    count = buffer.buffer_size if buffer.full else buffer.pos
+    arrays = {name: getattr(buffer, name)[:count] for name in REMEMBERED}
+    with open(path, "wb") as file:
+        np.savez(file, allow_pickle=False, position=np.array(buffer.pos), **arrays)
+
+
+def restore_buffer(path: Path, buffer: ReplayBuffer | None) -> None:
+    """Takes what was remembered into an empty buffer of the same size."""
+    assert buffer is not None
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in REMEMBERED}
+        buffer.pos = int(file["position"])
+    count = len(arrays["rewards"])
+    buffer.full = count == buffer.buffer_size
+    for name, array in arrays.items():
+        getattr(buffer, name)[:count] = array
 
 
 def export_policy(

@@ -1,5 +1,6 @@
 """Checks of hyper-parameters: what a user passed, the rule that it breaks, and the way out."""
 
+import numbers
 from collections.abc import Sequence
 
 
@@ -9,18 +10,19 @@ def check_count(field: str, value: int, minimum: int) -> int:
     Raises:
         ValueError: it is not a whole number, or too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{field} must be a whole number >= {minimum}, got {value!r}")
-    return value
+    return int(value)
 
 
 def check_range(field: str, value: float, low: float, high: float) -> float:
     """Returns `value`, a number with `low` <= value <= `high`.
 
     Raises:
-        ValueError: it lies outside, or is NaN.
+        ValueError: it lies outside, or is NaN or no number.
     """
-    if not low <= value <= high:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise ValueError(f"{field} must be a number from {low:g} to {high:g}, got {value!r}")
     return float(value)
 
@@ -31,6 +33,17 @@ def check_choice(field: str, value: str, choices: Sequence[str]) -> str:
     Raises:
         ValueError: it is none of them.
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{field} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_flag(field: str, value: bool) -> bool:
+    """Returns `value`, which is true or false.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} must be true or false, got {value!r}")
     return value

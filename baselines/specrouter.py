@@ -267,6 +267,8 @@ def candidates(plans: Sequence[Plan], window: int | None) -> dict[tuple[str, ...
     Raises:
         ValueError: no plan has that K.
     """
+    if window is not None:
+        window = check_count("window", window, 1)
     actions_by_chain: dict[tuple[str, ...], list[int]] = {}
     for action in sorted(range(1, len(plans)), key=lambda action: plans[action][1]):
         chain, k = plans[action]

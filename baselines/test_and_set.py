@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specgym.baselines.checks import check_choice, check_count, check_range
+from specgym.baselines.checks import check_choice, check_count, check_flag, check_range
 from specgym.baselines.forward_seconds import ForwardSeconds
 from specgym.baselines.hill_climb import HillClimb
 from specgym.baselines.plans import Plan, charged_action, check_plans, check_state, plan_name
@@ -95,7 +95,7 @@ class TestAndSet:
             "max_set_iterations", max_set_iterations, set_iterations
         )
         self._tolerance = check_range("tolerance", tolerance, 0.0, 1.0)
-        self._own_baseline = own_baseline
+        self._own_baseline = check_flag("own_baseline", own_baseline)
         self._baseline_iterations = check_count("baseline_iterations", baseline_iterations, 1)
         self._baseline_refresh = check_count("baseline_refresh", baseline_refresh, 1)
         self._scope = check_choice("scope", scope, ("request", "stream"))

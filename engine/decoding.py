@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from specgym.engine.cache import MaskedKVCache
+from specgym.engine.checks import check_stop_strings, check_tokens, check_whole
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.kernels import widen
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
@@ -59,6 +60,9 @@ class DecodeRequest:
         sampling: How logits become tokens; greedy by default.
         eos_ids: Token ids that end the text (they are part of the output); None takes the pool's.
         stop: Strings that end the text; the output ends with the token that completes one.
+
+    Raises:
+        ValueError: If a value is of another type, or out of range.
     """
 
     prompt: tuple[int, ...]
@@ -68,14 +72,19 @@ class DecodeRequest:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        as_given = {
+            "prompt": check_tokens("prompt", self.prompt),
+            "max_new_tokens": check_whole("max_new_tokens", self.max_new_tokens, 0),
+            "stop": check_stop_strings(self.stop),
+        }
+        for name, value in as_given.items():  # numpy's numbers become Python's
+            object.__setattr__(self, name, value)
         if not self.prompt:
             raise ValueError("prompt: must hold at least one token; got none")
-        if self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens: must be >= 0; got {self.max_new_tokens}")
-        if isinstance(self.stop, str) or not all(self.stop):
-            raise ValueError(
-                f"stop: must be a tuple of strings, none of them empty; got {self.stop!r}"
-            )
+        if not isinstance(self.sampling, SamplingParams):
+            raise ValueError(f"sampling: must be SamplingParams(...); got {self.sampling!r}")
+        if self.eos_ids is not None:
+            object.__setattr__(self, "eos_ids", frozenset(check_tokens("eos_ids", self.eos_ids)))
 
 
 class DecodeState:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from specgym.engine.checks import check_whole, is_number, is_whole
+
 NO_SPECULATION_NAME = "none"
 
 
@@ -76,6 +78,9 @@ class SamplingParams:
         top_k: Keep the k most likely tokens; 0 keeps all.
         top_p: Keep the smallest set of tokens with at least this mass; 1 keeps all.
         seed: Seeds the request's own random stream.
+
+    Raises:
+        ValueError: If a value is of another type, or out of range.
     """
 
     temperature: float = 0.0
@@ -84,14 +89,20 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
+        if not is_number(self.temperature) or not 0.0 <= self.temperature < float("inf"):
             raise ValueError(
-                f"temperature: must be finite and >= 0 (0 is greedy); got {self.temperature}"
+                f"temperature: must be a finite number >= 0 (0 is greedy); got {self.temperature!r}"
             )
-        if self.top_k < 0:
-            raise ValueError(f"top_k: must be >= 0 (0 keeps all tokens); got {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p: must be in (0, 1] (1 keeps all tokens); got {self.top_p}")
+        top_k = check_whole("top_k", self.top_k, 0, "0 keeps all tokens")
+        if not is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise ValueError(
+                f"top_p: must be a number in (0, 1] (1 keeps all tokens); got {self.top_p!r}"
+            )
+        if not is_whole(self.seed) or not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed: must be a whole number of 64 bits; got {self.seed!r}")
+        as_given = (float(self.temperature), top_k, float(self.top_p), int(self.seed))
+        for field, value in zip(dataclasses.fields(self), as_given, strict=True):
+            object.__setattr__(self, field.name, value)  # numpy's numbers become Python's
 
     @property
     def is_greedy(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from specgym.engine.checks import check_whole
+
 Order = Literal["permuted", "recorded"]
 
 
@@ -36,8 +38,7 @@ def check_stream(num_requests: int, order: str) -> int:
     Raises:
         ValueError: If there is none, or their order is unknown.
     """
-    if num_requests < 1:
-        raise ValueError(f"num_requests: must be >= 1; got {num_requests}")
+    num_requests = check_whole("num_requests", num_requests, 1)
     if order not in ("permuted", "recorded"):
         raise ValueError(f"order: must be permuted or recorded; got {order!r}")
     return num_requests

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from specgym.engine.checks import check_flag, check_stop_strings, check_text
 from specgym.engine.decoding import (
     DecodeRequest,
     DecodeState,
@@ -24,11 +25,13 @@ from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
+from specgym.envs.arguments import check_chains, check_counts, check_k_values, check_kinds
 from specgym.envs.information import describe_step
 from specgym.envs.layout import Layout
 from specgym.envs.observations import Observer
 from specgym.envs.options import check_options
 from specgym.envs.rewards import get_reward
+from specgym.envs.room import fit_workload
 from specgym.envs.rows import Rows
 from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
@@ -98,6 +101,9 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         max_new_tokens: Token budget of a request.
         num_requests: Requests of an episode, at least ``batch_size``; None takes just as many.
         batch_size: Requests that are decoded together.
+        skip_too_long: Leave out prompts that do not fit the target's context (how many is
+            ``workload.num_skipped``); by default they are refused. Only where ``workload`` is a
+            name: the prompts of a ``Workload`` are not looked at before their turn.
         reward: Name of the reward.
         exact: Bit-exact fixed shapes (see ``specgym.engine.start``).
         clock: ``wall`` or ``counting`` (deterministic), or a ``Clock``.
@@ -143,34 +149,28 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         device: str | None = None,
         render_mode: str | None = None,
         batch_size: int = 1,
+        skip_too_long: bool = False,
     ):
-        num_requests = batch_size if num_requests is None else num_requests
-        if max_new_tokens < 1 or num_requests < 1:
-            raise ValueError(
-                f"max_new_tokens and num_requests: must be >= 1; "
-                f"got {max_new_tokens} and {num_requests}"
-            )
-        if not 1 <= batch_size <= num_requests:
-            raise ValueError(
-                f"batch_size: must be in 1..num_requests = {num_requests}; got {batch_size}"
-            )
-        if isinstance(stop, str) or not all(stop):
-            raise ValueError(f"stop: must be a list of strings that are not empty; got {stop!r}")
+        counts = check_counts(max_new_tokens, num_requests, batch_size)
+        self.max_new_tokens, self.num_requests, self.batch_size = counts
+        self.stop, self.sampling = check_stop_strings(stop), sampling
+        check_kinds(pool, workload, sampling, baseline)
+        self.exact = check_flag("exact", exact)
+        check_flag("skip_too_long", skip_too_long)
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode: must be None or 'ansi'; got {render_mode!r}")
         self.reward_of = get_reward(reward)
-        self.workload = make_workload(workload, prompts, split)
+        self.workload = make_workload(workload, prompts, split, skip_too_long)
         self.pool = make_pool(pool, k_values, chains, device)
-        self.max_new_tokens = max_new_tokens
-        self.num_requests, self.batch_size = num_requests, batch_size
-        self.exact = exact
-        self.sampling = sampling
-        self.stop = tuple(stop)
+        if isinstance(workload, str):
+            self.workload = fit_workload(self.workload, self.pool, skip_too_long=skip_too_long)
         self.clock = make_clock(clock, self.pool.model(self.pool.target).device)
         self.baseline = baseline or Baseline()
         self.layout = Layout.of(self.pool)
         self.table = ActionTable(self.layout)
-        self.rows = Rows(self.pool, self.workload, batch_size, max_new_tokens, sampling, self.stop)
+        self.rows = Rows(
+            self.pool, self.workload, self.batch_size, self.max_new_tokens, sampling, self.stop
+        )
         vocab_size = self.pool.model(self.pool.target).vocab_size
         self.observer = Observer(self.layout, class_bytes(self.pool.tokenizer, vocab_size))
         self.features = self.observer.features
@@ -400,18 +400,21 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         return "\n\n".join(map(decode, outputs))
 
 
-def make_workload(workload: Workload | str, prompts: Path | None, split: Split) -> Workload:
+def make_workload(
+    workload: Workload | str, prompts: Path | None, split: Split, skip_too_long: bool
+) -> Workload:
     """The workload of this name, or the workload itself.
 
     Raises:
-        ValueError: If there is none of this name, or prompts or a split come with a ``Workload``.
+        ValueError: If there is none of this name, or what only a name needs comes with a
+            ``Workload``.
     """
     if isinstance(workload, str):
         return get_workload(workload, prompts=prompts, split=split)
-    if prompts is not None or split != "all":
+    if prompts is not None or split != "all" or skip_too_long:
         raise ValueError(
-            f"prompts and split: the workload {workload.name!r} was given with its requests; give "
-            f"them to get_workload instead"
+            f"prompts, split and skip_too_long: the workload {workload.name!r} was given with its "
+            f"requests; give them to get_workload and fit_workload instead"
         )
     return workload
 
@@ -430,9 +433,9 @@ def make_pool(
     if isinstance(pool, str):
         return load_pool(
             pool,
-            k_values=DEFAULT_K_VALUES if k_values is None else k_values,
-            chains=None if chains is None else [tuple(chain.split(">")) for chain in chains],
-            device=device or "cpu",
+            k_values=DEFAULT_K_VALUES if k_values is None else check_k_values(k_values),
+            chains=None if chains is None else check_chains(chains),
+            device="cpu" if device is None else check_text("device", device),
         )
     if not (k_values is chains is device is None):
         raise ValueError(
@@ -448,10 +451,10 @@ def make_clock(clock: Clock | str, device: torch.device | str) -> Clock:
     Raises:
         ValueError: If the name is neither ``wall`` nor ``counting``.
     """
-    if not isinstance(clock, str):
+    if isinstance(clock, Clock):
         return clock
     if clock == "wall":
         return WallClock(device)
     if clock == "counting":
         return CountingClock()
-    raise ValueError(f"clock: must be 'wall' or 'counting'; got {clock!r}")
+    raise ValueError(f"clock: must be 'wall', 'counting' or a Clock; got {clock!r}")

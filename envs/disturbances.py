@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+
+from specgym.engine.checks import is_number, is_whole
 
 Real = TypeVar("Real", float, np.ndarray)
 MAX_DRIFT = math.log(4.0)
@@ -27,10 +29,11 @@ class Change:
     drafters: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.at_request < 0 or not (self.target > 0.0 and self.drafters > 0.0):
+        numbers = is_whole(self.at_request) and is_number(self.target) and is_number(self.drafters)
+        if not numbers or self.at_request < 0 or not (self.target > 0.0 and self.drafters > 0.0):
             raise ValueError(
                 f"change: at_request must be >= 0 and the factors > 0; got request "
-                f"{self.at_request}, target {self.target}, drafters {self.drafters}"
+                f"{self.at_request!r}, target {self.target!r}, drafters {self.drafters!r}"
             )
 
 
@@ -52,6 +55,12 @@ class Disturbance:
     changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("noise", "drift", "trend"):
+            if not is_number(value := getattr(self, name)):
+                raise ValueError(f"disturbance.{name}: must be a number; got {value!r}")
+        is_list = isinstance(self.changes, tuple | list)
+        if not is_list or not all(isinstance(each, Change) for each in self.changes):
+            raise ValueError(f"disturbance.changes: must be Change(...)s; got {self.changes!r}")
         if not (0.0 <= self.noise < math.inf and 0.0 <= self.drift < math.inf):
             raise ValueError(
                 f"disturbance: noise and drift must be finite and >= 0; got {self.noise} and "
@@ -59,6 +68,17 @@ class Disturbance:
             )
         if not math.isfinite(self.trend):
             raise ValueError(f"disturbance.trend: must be finite; got {self.trend}")
+
+
+def check_disturbance(disturbance: Any) -> Disturbance:
+    """What happens to costs, as a user gave it.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not isinstance(disturbance, Disturbance):
+        raise ValueError(f"disturbance: must be Disturbance(...); got {disturbance!r}")
+    return disturbance
 
 
 class CostFactors:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from specgym.envs.actions import ActionTable
+from specgym.envs.arguments import check_k_values
 from specgym.envs.costs import CostTable
 from specgym.envs.features import POSITION_FEATURES
 from specgym.envs.layout import Layout
@@ -77,11 +78,13 @@ class TraceLibrary:
         split: str = "all",
         k_values: Sequence[int] | None = None,
     ):
+        if not isinstance(traces, TraceSet | Path | str):
+            raise ValueError(f"traces: must be a TraceSet or its file; got {traces!r}")
         source = traces if isinstance(traces, TraceSet) else load_traces(Path(traces))
         part, costs = source.part(split), source.costs
         if costs is None:
             raise ValueError("traces: no costs were measured; run specgym record --costs on them")
-        recorded, wanted = part.layout, None if k_values is None else tuple(k_values)
+        recorded, wanted = part.layout, None if k_values is None else check_k_values(k_values)
         self.layout = recorded if wanted is None else recorded.with_k_values(wanted)
         self.table = ActionTable(self.layout)
         self.traces = part.traces

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from specgym.envs.deck import Deck, Order, check_stream
-from specgym.envs.disturbances import CostFactors, Disturbance
+from specgym.envs.disturbances import CostFactors, Disturbance, check_disturbance
 from specgym.envs.information import describe_step
 from specgym.envs.library import TraceLibrary, make_library
 from specgym.envs.observations import Observer
@@ -88,7 +88,7 @@ class ReplayEnv(gym.Env[np.ndarray, np.int64]):
         self.num_requests = check_stream(num_requests, order)
         self.order = order
         self.reward_of = get_reward(reward)
-        self.disturbance = disturbance
+        self.disturbance = check_disturbance(disturbance)
         self.layout, self.table = self.library.layout, self.library.table
         self.observer = Observer(self.layout)
         self.features = self.observer.features

@@ -70,8 +70,8 @@ def get_reward(name: str | Reward) -> Reward:
     Raises:
         ValueError: If there is none.
     """
-    if not isinstance(name, str):
+    if callable(name):
         return name
-    if name not in REWARDS:
+    if not isinstance(name, str) or name not in REWARDS:
         raise ValueError(f"reward: no reward {name!r}; rewards are {', '.join(REWARDS)}")
     return REWARDS[name]

@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from specgym.engine.checks import check_whole
 from specgym.envs.deck import Deck, Order, check_stream
-from specgym.envs.disturbances import CostFactors, Disturbance
+from specgym.envs.disturbances import CostFactors, Disturbance, check_disturbance
 from specgym.envs.library import TraceLibrary, make_library
 from specgym.envs.rewards import Reward, get_reward
 from specgym.envs.traces import TraceSet
@@ -54,27 +55,26 @@ class VectorReplay:
         disturbance: Disturbance = Disturbance(),  # noqa: B008 (frozen)
         forget_after: int | None = None,
     ):
-        if num_envs < 1 or (forget_after is not None and forget_after < 1):
-            raise ValueError(
-                f"num_envs and forget_after: must be >= 1; got {num_envs} and {forget_after}"
-            )
-        self.num_envs = num_envs
+        self.num_envs = check_whole("num_envs", num_envs, 1)
+        if forget_after is not None:
+            forget_after = check_whole("forget_after", forget_after, 1, "None never forgets")
         self.library = make_library(traces, split, k_values)
         self.num_requests = check_stream(num_requests, order)
-        self.order, self.disturbance, self.forget_after = order, disturbance, forget_after
+        self.order, self.forget_after = order, forget_after
+        self.disturbance = check_disturbance(disturbance)
         self.reward_of = get_reward(reward)
-        self.observer = VectorObserver(self.library.layout, num_envs)
+        self.observer = VectorObserver(self.library.layout, self.num_envs)
         self.features = self.observer.features
         self.observation_space = gym.spaces.Box(
             self.observer.low, self.observer.high, dtype=np.float32
         )
         self.action_space = gym.spaces.Discrete(len(self.library.table))
-        self.playback = VectorPlayback(self.library, num_envs)
-        self.num_left = np.zeros(num_envs, dtype=np.int64)
-        self.num_begun = np.zeros(num_envs, dtype=np.int64)
-        self.returns = np.zeros(num_envs)
-        self.seconds = np.zeros(num_envs)
-        self.lengths = np.zeros(num_envs, dtype=np.int64)
+        self.playback = VectorPlayback(self.library, self.num_envs)
+        self.num_left = np.zeros(self.num_envs, dtype=np.int64)
+        self.num_begun = np.zeros(self.num_envs, dtype=np.int64)
+        self.returns = np.zeros(self.num_envs)
+        self.seconds = np.zeros(self.num_envs)
+        self.lengths = np.zeros(self.num_envs, dtype=np.int64)
         self.decks: list[Deck] = []
 
     @property
@@ -98,6 +98,7 @@ class VectorReplay:
             seed: Begins the streams anew and forgets all statistics; None goes on with them.
         """
         if seed is not None:
+            seed = check_whole("seed", seed, 0)
             self.restart([seed + row for row in range(self.num_envs)])
         elif not self.decks:
             self.restart([None] * self.num_envs)

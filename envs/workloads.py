@@ -3,8 +3,9 @@
 import difflib
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,11 +21,27 @@ ID_FIELDS = ("id", "task_id", "question_id")
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt with its name and its category."""
+    """One prompt with its name and its category.
+
+    Attributes:
+        id: The name.
+        prompt: The text.
+        category: The category.
+        source: File and line that it comes from, where there is such a thing.
+
+    Raises:
+        ValueError: If one is not a text.
+    """
 
     id: str
     prompt: str
     category: str
+    source: str = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("id", "prompt", "category"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"request.{name}: must be a text, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,25 @@ class Workload:
         name: What the user called it.
         groups: Requests that are drawn from together; for mixes and phases one group a category.
         run_length: Requests drawn from one group before the stream goes on to the next.
+        num_skipped: Prompts that were left out as too long (see `specgym.envs.room`).
+
+    Raises:
+        ValueError: If a group is empty or holds something else, or the run length is below 1.
     """
 
     name: str
     groups: tuple[tuple[Request, ...], ...]
     run_length: int = 1
+    num_skipped: int = 0
+
+    def __post_init__(self) -> None:
+        groups = self.groups if isinstance(self.groups, tuple) else (None,)
+        is_nested = all(isinstance(group, tuple) for group in groups)
+        if not is_nested or not all(isinstance(r, Request) for group in self.groups for r in group):
+            raise ValueError(f"groups: must be tuples of Requests, not {_shown(self.groups)}")
+        if not self.groups or not all(self.groups):
+            raise ValueError("groups: must hold a Request each, at least one group; add some")
+        _whole("run_length", self.run_length, least=1)
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -97,6 +128,8 @@ def get_workload(
         ValueError: If the name or the split is unknown, the split leaves nothing of a category,
             the phase length is below 1, or the file is not valid.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"workload: must be a name such as 'code+math', not {name!r}")
     if split not in get_args(Split):
         raise ValueError(f"split: must be one of {_listed(get_args(Split))}, not {split!r}")
     pool = built_in_prompts() if prompts is None else load_prompts(prompts)
@@ -133,6 +166,8 @@ def load_prompts(path: Path) -> tuple[Request, ...]:
     Raises:
         ValueError: If the file cannot be read or a line is wrong; names the line and the field.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"prompts: must be the path of a JSONL file, not {path!r}")
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -189,6 +224,7 @@ def _request(line: str, where: str, default_id: str) -> Request:
         id=str(name) if type(name) is int else _text(name, where, id_field),
         prompt=_text(prompt, where, field),
         category=_text(record.get("category", default), where, "category"),
+        source=where,
     )
 
 

@@ -7,18 +7,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from specgym.engine.checks import check_flag, check_stop_strings, check_text, check_whole
 from specgym.engine.decoding import DecodeRequest
 from specgym.engine.loading import load_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.timing import Clock
 from specgym.engine.types import SamplingParams
+from specgym.envs.arguments import check_chains, check_k_values
+from specgym.envs.decode import make_clock
 from specgym.runs.loop import Controller, StepError
-from specgym.runs.session import DEFAULT_CONTROLLER, Session
+from specgym.runs.session import Session
+from specgym.runs.settings import DEFAULT_CONTROLLER
 from specgym.runs.text import Detokenizer
 
 GREEDY = SamplingParams()
@@ -146,11 +150,15 @@ class Engine:
     """
 
     def __init__(self, pool: ModelPool, *, exact: bool = True, clock: Clock | str = "wall"):
+        if not isinstance(pool, ModelPool):
+            raise ValueError(
+                f"pool: must be a ModelPool; got {pool!r}; Engine.from_pool takes names and specs"
+            )
         if pool.tokenizer is None:
             raise ValueError(f"pool {pool.name!r} has no tokenizer; text needs a pool with one")
         self.pool = pool
-        self.exact = exact
-        self.clock = clock
+        self.exact = check_flag("exact", exact)
+        self.clock = make_clock(clock, pool.model(pool.target).device)
 
     @classmethod
     def from_pool(
@@ -179,9 +187,13 @@ class Engine:
             ValueError: If the spec cannot be read or the models do not go together.
             OSError: If weights cannot be had.
         """
-        wanted = None if chains is None else [tuple(chain.split(">")) for chain in chains]
         pool = load_pool(
-            name, k_values=k_values, chains=wanted, device=device, dtype=dtype, compiled=compiled
+            check_text("name", name),
+            k_values=check_k_values(k_values),
+            chains=None if chains is None else check_chains(chains),
+            device=check_text("device", device),
+            dtype=dtype,
+            compiled=check_flag("compiled", compiled),
         )
         return cls(pool, exact=exact)
 
@@ -210,7 +222,8 @@ class Engine:
             ValueError: If an argument is refused or a prompt does not fit the target's context.
             StepError: If the engine failed.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = check_prompts(prompts)
+        check_sampling(sampling)
         requests = [
             self.request(
                 text,
@@ -253,11 +266,35 @@ class Engine:
         self, prompt: str, max_new_tokens: int, sampling: SamplingParams, stop: Sequence[str]
     ) -> DecodeRequest:
         """What the engine is asked for; refused here, before anything is decoded."""
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: must be >= 1; got {max_new_tokens}")
-        if isinstance(stop, str):
-            raise ValueError(f"stop: must be a list of strings; got {stop!r}")
-        tokens = self.pool.encode(prompt)
-        request = DecodeRequest(tokens, max_new_tokens, sampling=sampling, stop=tuple(stop))
+        budget, ends = check_whole("max_new_tokens", max_new_tokens, 1), check_stop_strings(stop)
+        tokens = self.pool.encode(check_text("prompt", prompt))
+        request = DecodeRequest(tokens, budget, check_sampling(sampling), stop=ends)
         self.pool.budget(request)  # refuses what does not fit the target's context
         return request
+
+
+def check_prompts(prompts: Any) -> list[str]:
+    """One prompt or several, as a list.
+
+    Raises:
+        ValueError: If they are no texts.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    texts: list[Any] = list(prompts) if isinstance(prompts, Iterable) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompts: must be a text or a list of texts; got {prompts!r}")
+    return texts
+
+
+def check_sampling(sampling: Any) -> SamplingParams:
+    """How logits become tokens, as a user gave it.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not isinstance(sampling, SamplingParams):
+        raise ValueError(
+            f"sampling: must be SamplingParams(...); got {sampling!r}; greedy is SamplingParams()"
+        )
+    return sampling

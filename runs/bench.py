@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from specgym.runs.bench_configs import SETTINGS
+
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
@@ -96,10 +98,10 @@ def run_bench(arguments: list[str], parse: Callable[..., Any], console: Console)
     if not arguments or arguments[0] not in BENCHES:
         raise ValueError(f"bench: no bench {arguments[0] if arguments else ''!r}\n{USAGE}")
     name, rest = arguments[0], arguments[1:]
+    config = parse(f"bench {name}", rest, SETTINGS[name])
     from specgym.runs.results import write_json  # loads torch, as the bench does
 
     bench = BENCHES[name].load()
-    config = parse(f"bench {name}", rest, bench.settings)
     report = bench.measure(config, console)
     bench.show(report)
     if config.json is not None:

@@ -21,61 +21,16 @@ from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Workload, get_workload
 from specgym.runs.bench import Bench
-from specgym.runs.bench_plot import compact_table
+from specgym.runs.bench_configs import BatchBench
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import DIVERGENCE_EVERY, StepError
+from specgym.runs.making import make_pool
 from specgym.runs.measuring import alternate, row
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import PoolSettings, make_pool
+from specgym.runs.tables import NumberTable
 
 PLAIN, SCHEDULED = "plain", "scheduled"
 ENDLESS = 10**9  # requests of an episode: rows never run dry
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchBench(PoolSettings):
-    """Tokens per second of plain decoding, two chains and a schedule at several batch sizes.
-
-    Attributes:
-        sizes: Batch sizes.
-        two_level: A plan of a drafter and the target, such as ``small@3``; by default the first
-            such chain of the pool.
-        three_level: A plan of two drafters and the target; by default the first such chain.
-        scheduler: The controller that picks the chain.
-        workload: Where the requests come from.
-        prompts: JSONL file with prompts of your own; None takes the built-in ones.
-        prompt_tokens: Longest prompt that is taken: prefilling long ones would take most of the
-            time, and is not what is measured.
-        new_tokens: Tokens decoded per row and run.
-        request_tokens: Token budget of a request: rows that end are filled again.
-        repeats: Alternated repeats of every run, after one that is not measured.
-        seed: Picks the requests.
-        json: Where the numbers are written.
-        plot: Where a picture of them is written (its ending says the format).
-    """
-
-    exact: bool = False
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    two_level: str = ""
-    three_level: str = ""
-    scheduler: str = "specrouter"
-    workload: str = "all-4"
-    prompts: Path | None = None
-    prompt_tokens: int = 64
-    new_tokens: int = 20
-    request_tokens: int = 96
-    repeats: int = 3
-    seed: int = 0
-    json: Path | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
-        counts = (*self.sizes, self.prompt_tokens, self.new_tokens, self.request_tokens)
-        if not self.sizes or min(*counts, self.repeats) < 1:
-            raise ValueError(
-                f"sizes, prompt_tokens, new_tokens, request_tokens and repeats: must be >= 1; "
-                f"got {counts} and {self.repeats}"
-            )
 
 
 def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
@@ -90,6 +45,8 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
     pool = make_pool(config)
     modes = controllers_of(config, pool)
     workload = chosen_workload(config, pool)
+    if workload.num_skipped:
+        console.print(f"{workload.num_skipped} prompts are longer, and left out")
     baselines = {size: Baseline() for size in config.sizes}
     num_runs = len(config.sizes) * len(modes) * (config.repeats + 1)
     counter = itertools.count(1)
@@ -115,6 +72,7 @@ def bench_batch(config: BatchBench, console: Console) -> dict[str, Any]:
         "ratios": ratios_of(rows),
         "pool": pool.name,
         "exact": config.exact,
+        "skipped_prompts": workload.num_skipped,
         "machine": describe_machine(pool.model(pool.target).device),
     }
 
@@ -139,16 +97,20 @@ def chosen_workload(config: BatchBench, pool: ModelPool) -> Workload:
         ValueError: If there are none.
     """
     workload = get_workload(config.workload, prompts=config.prompts)
+    longest = min(config.prompt_tokens, pool.model(pool.target).context_limit - 1)
     groups = tuple(
-        tuple(r for r in group if len(pool.encode(r.prompt)) <= config.prompt_tokens)
+        tuple(r for r in group if len(pool.encode(r.prompt)) <= longest)
         for group in workload.groups
     )
     if not any(groups):
         raise ValueError(
-            f"prompt_tokens: no prompt of {config.workload!r} has {config.prompt_tokens} tokens or "
-            f"fewer; allow more"
+            f"prompt_tokens: no prompt of {config.workload!r} has {longest} tokens or fewer; allow "
+            f"more, or give shorter ones"
         )
-    return dataclasses.replace(workload, groups=tuple(filter(None, groups)))
+    num_skipped = len(workload.requests) - sum(map(len, groups))
+    return dataclasses.replace(
+        workload, groups=tuple(filter(None, groups)), num_skipped=num_skipped
+    )
 
 
 def controllers_of(config: BatchBench, pool: ModelPool) -> dict[str, str]:
@@ -296,9 +258,8 @@ def show_batch(report: dict[str, Any]) -> None:
     """Prints the table and what batching gains."""
     console = Console()
     modes = list(dict.fromkeys(each["mode"] for each in report["rows"]))
-    table = compact_table(f"{report['pool']}: speed-up over plain decoding at the same batch")
-    for header in ("batch", "plain tok/s", "over batch 1", *modes[1:]):
-        table.add_column(header, justify="right")
+    title = f"{report['pool']}: speed-up over plain decoding at the same batch"
+    table = NumberTable(title, ("batch",), ("plain tok/s", "over batch 1", *modes[1:]))
     by_key = {(each["batch"], each["mode"]): each for each in report["rows"]}
     for size in dict.fromkeys(each["batch"] for each in report["rows"]):
         gain = report["ratios"].get(f"batch{size}_over_1", 1.0)

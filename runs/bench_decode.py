@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,35 +17,17 @@ from specgym.engine.sources import load_source
 from specgym.engine.timing import Baseline, WallClock
 from specgym.engine.types import Plan
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.workloads import Request, Workload, get_workload
 from specgym.runs.bandwidth import MemoryReader
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import DecodeBench
 from specgym.runs.byte_floor import ByteFloor, weight_bytes
 from specgym.runs.controllers import FACTORIES, make_controller
 from specgym.runs.loop import run_request
+from specgym.runs.making import make_pool
 from specgym.runs.measuring import alternate, ratio_of_medians, row, show_rows
 from specgym.runs.peer_runs import Decode, OurDecoder, Prompt, TransformersDecoder
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import PoolSettings, make_pool
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeBench(PoolSettings):
-    """Plain decoding against transformers and the byte floor, and what the environment adds to it.
-
-    Attributes:
-        new_tokens: Tokens decoded per repeat.
-        repeats: Alternated repeats of plain decoding.
-        pairs: Alternated pairs of a bare loop and the environment at K = 0.
-        pair_tokens: Tokens of such a pair's runs; few, so that both meet the machine alike.
-        json: Where the numbers are written.
-    """
-
-    new_tokens: int = 128
-    repeats: int = 7
-    pairs: int = 61
-    pair_tokens: int = 24
-    json: Path | None = None
 
 
 def bench_decode(config: DecodeBench, console: Console) -> dict[str, Any]:
@@ -136,7 +116,7 @@ def bench_bare(config: DecodeBench, pool: ModelPool, request: Request) -> dict[s
     clock = WallClock(target.device)
     env = SpecDecodeEnv(
         pool,
-        "chat",
+        Workload("one", ((request,),)),
         max_new_tokens=config.pair_tokens,
         exact=config.exact,
         baseline=Baseline(every=10**9),
@@ -175,8 +155,9 @@ def bench_bookkeeping(config: DecodeBench, pool: ModelPool) -> dict[str, float]:
     """
     shares = {}
     requests = get_workload("all-4").select(4, seed=0)
+    given = Workload("given", (requests,))
     for name in FACTORIES:
-        env = SpecDecodeEnv(pool, "all-4", max_new_tokens=96, exact=config.exact)
+        env = SpecDecodeEnv(pool, given, max_new_tokens=96, exact=config.exact)
         features = [feature.name for feature in env.features]
         controller = make_controller(name, env.plans, features, 0)
         records = [run_request(env, controller, request) for request in requests]

@@ -5,48 +5,25 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, decode_step, draft, start
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
+from specgym.envs.room import describe_skipped, keep_fitting
 from specgym.envs.workloads import Request, get_workload, load_prompts
 from specgym.runs.bandwidth import MemoryReader
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import DrafterBench
 from specgym.runs.byte_floor import ByteFloor, drafter_bytes
+from specgym.runs.making import make_pool
 from specgym.runs.measuring import row
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import PoolSettings, make_pool
-
-
-@dataclasses.dataclass(frozen=True)
-class DrafterBench(PoolSettings):
-    """Agreement of every drafter's first token along the target's greedy text, and its seconds.
-
-    Attributes:
-        prompts: JSONL files with prompts of your own; none takes the built-in held-out ones.
-        categories: Categories to measure on; all by default.
-        limit: Prompts of each category, from the first on.
-        new_tokens: Tokens decoded per prompt.
-        json: Where the numbers are written.
-    """
-
-    prompts: tuple[Path, ...] = ()
-    categories: tuple[str, ...] = ()
-    limit: int = 20
-    new_tokens: int = 96
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
+from specgym.runs.tables import NumberTable
 
 
 @dataclasses.dataclass
@@ -66,7 +43,12 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
     nothing it does not agree. Memory is read in front of every request, for the byte floors.
     """
     pool = make_pool(config)
-    requests = chosen_requests(config)
+    known = known_requests(config)
+    fitting = keep_fitting(known, pool, skip_too_long=config.skip_too_long)
+    num_skipped = len(known) - len(fitting)
+    if num_skipped:
+        console.print(describe_skipped(num_skipped))
+    requests = chosen_requests(config, fitting)
     drafters = list(dict.fromkeys(name for chain in pool.chains for name in chain[:-1]))
     tallies = {(name, r.category): Tally() for r in requests for name in drafters}
     seconds: dict[str, list[float]] = {name: [] for name in pool.members}
@@ -84,6 +66,7 @@ def bench_drafters(config: DrafterBench, console: Console) -> dict[str, Any]:
         },
         "forwards": forward_rows(seconds, reader),
         "categories": categories,
+        "skipped_prompts": num_skipped,
         "pool": pool.name,
         "machine": describe_machine(pool.model(pool.target).device),
     }
@@ -133,16 +116,23 @@ def forward_rows(
     return [*rows, row("memory, read", [rate / 1e9 for rate in reader.rates], "GB/s")]
 
 
-def chosen_requests(config: DrafterBench) -> list[Request]:
+def known_requests(config: DrafterBench) -> list[Request]:
+    """All prompts there are.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    if config.prompts:
+        return [request for path in config.prompts for request in load_prompts(path)]
+    return list(get_workload("all", split="held-out").requests)
+
+
+def chosen_requests(config: DrafterBench, known: Sequence[Request]) -> list[Request]:
     """The first prompts of each category.
 
     Raises:
-        ValueError: If a file cannot be read, or has none of a category that was asked for.
+        ValueError: If there is none of a category that was asked for.
     """
-    if config.prompts:
-        known = [request for path in config.prompts for request in load_prompts(path)]
-    else:
-        known = list(get_workload("all", split="held-out").requests)
     there = list(dict.fromkeys(request.category for request in known))
     missing = [category for category in config.categories if category not in there]
     if missing:
@@ -202,10 +192,7 @@ def first_token(
 def show_drafters(report: dict[str, Any]) -> None:
     """Prints the table and the ratios of a report."""
     title = "agreement of the first drafted token along the target's greedy text"
-    table = Table(title=title, title_justify="left")
-    table.add_column("drafter")
-    for header in (*report["categories"], "mean"):
-        table.add_column(header, justify="right")
+    table = NumberTable(title, ("drafter",), (*report["categories"], "mean"))
     for name in dict.fromkeys(each["drafter"] for each in report["rows"]):
         cells = agreements(report["rows"], name)
         table.add_row(name, *(f"{each:.3f}" for each in (*cells, statistics.mean(cells))))

@@ -7,20 +7,19 @@ where something has read it before; the first load of each pool is told apart fr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from specgym.engine.loading import BUILT_IN_POOLS, parse_pool
+from specgym.engine.loading import parse_pool
 from specgym.engine.sources import cache_folder
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import FootprintBench
 from specgym.runs.byte_floor import NUMBER_BYTES
 from specgym.runs.measuring import alternate, ratio_of_medians, row, show_rows
 from specgym.runs.peer_process import WorkerProcess
@@ -29,42 +28,6 @@ from specgym.runs.results import describe_machine
 WORKER = "specgym.runs.footprint_worker"
 ENDLESS = 1e9  # seconds
 MOST_TOKENS = 1024  # of a text that is decoded for some seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class FootprintBench:
-    """What a pool takes: memory, seconds of loading, and a core that another process wants too.
-
-    Attributes:
-        pools: The pools; the first one is decoded by two processes at once.
-        dtype: Type of the weights; ``auto`` takes bfloat16 where it is fast.
-        exact: Decode in fixed shapes.
-        loads: Processes that load each pool, one after the other; at least two.
-        tokens: Tokens of the request after which memory is looked at.
-        repeats: Alternated repeats of one process decoding and of two.
-        seconds: How long each of those decodes.
-        json: Where the numbers are written.
-    """
-
-    pools: tuple[str, ...] = tuple(BUILT_IN_POOLS)
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    exact: bool = False
-    loads: int = 4
-    tokens: int = 64
-    repeats: int = 7
-    seconds: float = 3.0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not self.pools:
-            raise ValueError(
-                "pools: must name a pool; got none; leave it out for the built-in ones"
-            )
-        for name, least in (("loads", 2), ("tokens", 1), ("repeats", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: must be >= {least}; got {getattr(self, name)}")
-        if self.seconds <= 0:
-            raise ValueError(f"seconds: must be > 0; got {self.seconds}")
 
 
 def bench_footprint(config: FootprintBench, console: Console) -> dict[str, Any]:

@@ -5,18 +5,15 @@ Random weights of realistic shape, so that it runs where no others are at hand. 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.capture import EagerCapture, accelerate
 from specgym.engine.decoding import DecodeRequest, decode_step, start
@@ -27,43 +24,17 @@ from specgym.engine.testing import decode, random_plans
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import GpuBench
 from specgym.runs.gpu_models import DENSE, MIXTURE, TINY_DENSE, TINY_MIXTURE, Shape, fit, make_pool
 from specgym.runs.measuring import alternate
 from specgym.runs.results import describe_machine
+from specgym.runs.tables import NumberTable
 
 NO_DEVICE = 3  # exit status where there is no CUDA device
 HOPPER = (9, 0)  # from here on a grouped product does not wait for the device
 WIDTHS = (1, 2, 4, 8)
 TOLERANCE = 0.05  # of the largest logit; in bfloat16 the last bit is 0.4 % of a number
 BANDWIDTH_BYTES = {"cuda": 1 << 31, "cpu": 1 << 24}
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuBench:
-    """Captured forwards against eager ones: same results, every chain lossless, and the time.
-
-    Attributes:
-        device: Where the models run; ``cpu`` is a dry run without graphs.
-        tiny: Models of toy size, for a dry run.
-        new_tokens: Tokens decoded per chain.
-        context: Tokens in front of the timed windows.
-        repeats: Alternated repeats of every timed forward.
-        seed: Draws weights, prompts and plans.
-        json: Where the numbers are written.
-    """
-
-    device: str = "cuda"
-    tiny: bool = False
-    new_tokens: int = 64
-    context: int = 400
-    repeats: int = 15
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("new_tokens", "context", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
 
 
 def bench_gpu(config: GpuBench, console: Console) -> dict[str, Any]:
@@ -288,10 +259,10 @@ def bandwidth(device: torch.device) -> float:
 def show_gpu(report: dict[str, Any]) -> None:
     """Prints checks and times."""
     console = Console()
-    checks = Table("check", "passed", "detail")
+    checks = NumberTable(None, ("check", "passed", "detail"))
     for each in report["checks"]:
         checks.add_row(each["name"], "yes" if each["passed"] else "NO", each["detail"])
-    times = Table("model", "what", "eager ms", "graph ms", "byte floor ms")
+    times = NumberTable(None, ("model", "what"), ("eager ms", "graph ms", "byte floor ms"))
     for row in report["rows"]:
         numbers = (row["eager_ms"], row["graph_ms"], row["floor_ms"])
         texts = ["-" if number is None else f"{number:.3f}" for number in numbers]

@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
-from specgym.engine.loading import MIXTURE_POOL, load_pool, parse_pool
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import WallClock
@@ -22,67 +21,19 @@ from specgym.engine.types import Plan
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.bandwidth import MemoryReader
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import MoeBench
 from specgym.runs.bench_experts import OURS, THEIRS, bench_experts
 from specgym.runs.bench_plot import plot_moe, show_moe
 from specgym.runs.byte_floor import ByteFloor, weight_bytes
+from specgym.runs.making import DTYPES
 from specgym.runs.measuring import alternate, row
 from specgym.runs.results import bootstrap, describe_machine, speedup
-from specgym.runs.settings import DTYPES, PoolSettings
 
 NUM_VERIFIED = tuple(range(1, 9))
 FLOOR_ITERATIONS = 8  # of a timed run of plain decoding
 STATIC_K = tuple(range(1, 8))
 DEFAULT_DRAFTERS = ("ngram", "eagle")
 CONTEXT = 96  # tokens in front of the timed windows
-
-
-@dataclasses.dataclass(frozen=True)
-class MoeBench(PoolSettings):
-    """Milliseconds and unique experts against tokens verified, and utility of static K.
-
-    Attributes:
-        dense: The pool with the dense target to compare with.
-        experts: Experts of the built-in mixture.
-        top_k: Experts that each token visits.
-        repeats: Alternated repeats of every timed forward.
-        drafters: Drafters to decode with; by default ngram, and eagle where the pool has one.
-        workloads: Workloads to decode with every static K.
-        requests: Requests of each.
-        new_tokens: Tokens decoded per request and K.
-        json: Where the numbers are written.
-        plot: Where a picture of them is written (its ending says the format).
-    """
-
-    pool: str = MIXTURE_POOL
-    exact: bool = False
-    dense: str = "smollm2"
-    experts: int = 8
-    top_k: int = 2
-    repeats: int = 9
-    drafters: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ("code", "math", "extract", "chat")
-    requests: int = 3
-    new_tokens: int = 48
-    json: Path | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1 or self.requests < 1 or self.new_tokens < 1:
-            raise ValueError(
-                f"repeats, requests and new_tokens: must be >= 1; "
-                f"got {self.repeats}, {self.requests} and {self.new_tokens}"
-            )
-        if self.pool != MIXTURE_POOL and (self.experts, self.top_k) != (8, 2):
-            raise ValueError(
-                f"experts and top_k: go with the built-in pool {MIXTURE_POOL}; got {self.pool!r}"
-            )
-
-    @property
-    def mixture(self) -> str:
-        """The pool with the mixture, its numbers of experts spelled out where they are changed."""
-        if self.pool != MIXTURE_POOL or (self.experts, self.top_k) == (8, 2):
-            return self.pool
-        return f"{MIXTURE_POOL}:experts={self.experts}:top-k={self.top_k}"
 
 
 def bench_moe(config: MoeBench, console: Console) -> dict[str, Any]:

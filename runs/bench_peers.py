@@ -12,19 +12,21 @@ import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from specgym.engine.loading import MIXTURE_POOL, load_pool, parse_pool
+from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.sources import LoadedModel, load_source
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
 from specgym.runs.bandwidth import MemoryReader
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import NO_MIXTURE, PeersBench
 from specgym.runs.byte_floor import ByteFloor, weight_bytes
+from specgym.runs.making import DTYPES
 from specgym.runs.peer_envs import RECIPES, PeerError
 from specgym.runs.peer_ratios import (
     AIMS,
@@ -51,67 +53,16 @@ from specgym.runs.peer_runs import (
 from specgym.runs.peer_table import show_peers
 from specgym.runs.peer_workers import WorkerSettings, start_workers
 from specgym.runs.results import describe_machine
-from specgym.runs.settings import DTYPES
-
-PEERS = (TRANSFORMERS, *RECIPES)
-NO_MIXTURE = "none"
 
 
-@dataclasses.dataclass(frozen=True)
-class PeersBench:
-    """Our engine against its peers on the CPU: same weights, precision, prompts, token counts.
+def weights_dtype(config: PeersBench) -> torch.dtype:
+    """The type of the weights."""
+    return DTYPES[config.dtype]
 
-    Attributes:
-        pool: The dense pool; its target decodes everywhere.
-        mixture: The pool with a mixture of experts, against transformers; ``none`` leaves it out.
-        dtype: Type of the weights; ``auto`` takes bfloat16 where it is fast.
-        peers: Whom to compare with: ``transformers``, ``vllm``, ``llama-cpp``. The last two get
-            environments of their own in the user's cache, which are built once.
-        assistant: The member of the pool that is transformers' assistant model, and our drafter in
-            the row beside it.
-        k: Drafted tokens wherever anyone speculates.
-        prompts: Prompts, in turn of code, math, extract and chat.
-        repeats: Alternated repeats of every prompt.
-        mixture_repeats: Those of the mixture.
-        new_tokens: Tokens decoded per prompt.
-        json: Where the numbers are written.
-    """
 
-    pool: str = "smollm2"
-    mixture: str = MIXTURE_POOL
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    peers: tuple[str, ...] = PEERS
-    assistant: str = "small"
-    k: int = 4
-    prompts: int = 4
-    repeats: int = 3
-    mixture_repeats: int = 2
-    new_tokens: int = 128
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.peers if name not in PEERS]
-        if unknown:
-            raise ValueError(f"peers: no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
-        if len(set(self.peers)) < len(self.peers):
-            raise ValueError(f"peers: must name each peer once; got {', '.join(self.peers)}")
-        for name in ("k", "prompts", "repeats", "mixture_repeats", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise ValueError(
-                f"json: must lie in a folder that exists; there is no {self.json.parent}"
-            )
-
-    @property
-    def weights_dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        return DTYPES[self.dtype]
-
-    @property
-    def precision(self) -> str:
-        """Its name."""
-        return str(self.weights_dtype).removeprefix("torch.")
+def precision(config: PeersBench) -> str:
+    """Its name."""
+    return str(weights_dtype(config)).removeprefix("torch.")
 
 
 def bench_peers(config: PeersBench, console: Console) -> dict[str, Any]:
@@ -123,7 +74,7 @@ def bench_peers(config: PeersBench, console: Console) -> dict[str, Any]:
     if config.mixture != NO_MIXTURE:
         parse_pool(config.mixture)  # refuse it before minutes of timing
     report: dict[str, Any] = {
-        "settings": {**dataclasses.asdict(config), "json": None, "precision": config.precision},
+        "settings": {**dataclasses.asdict(config), "json": None, "precision": precision(config)},
         "machine": describe_machine(torch.device("cpu")),
         "rows": [],
         "ratios": {},
@@ -181,7 +132,7 @@ def bench_mixture(config: PeersBench, report: dict[str, Any], console: Console) 
     prompts = bench_prompts(config, pool)
     none = Plan((pool.target,), 0)
     contestants = [
-        Contestant(name, OURS, config.precision, OurDecoder(pool, none, config.new_tokens, exact))
+        Contestant(name, OURS, precision(config), OurDecoder(pool, none, config.new_tokens, exact))
         for name, exact in ((name_of(OURS, PLAIN), False), (name_of(OURS, EXACT), True))
     ]
     if TRANSFORMERS in config.peers:
@@ -189,7 +140,7 @@ def bench_mixture(config: PeersBench, report: dict[str, Any], console: Console) 
         report["settings"]["experts_of_transformers"] = model.config._experts_implementation
         decode = TransformersDecoder(model, config.new_tokens)
         name = name_of(TRANSFORMERS, PLAIN)
-        contestants.append(Contestant(name, TRANSFORMERS, config.precision, decode))
+        contestants.append(Contestant(name, TRANSFORMERS, precision(config), decode))
     console.print(f"{config.mixture}: {len(prompts)} prompts, {config.mixture_repeats} repeats")
     runs = run_rounds(contestants, prompts, config.mixture_repeats, report["absent"], console)
     report["rows"] += rows_of(config.mixture, contestants, runs, config.new_tokens)
@@ -199,12 +150,12 @@ def bench_mixture(config: PeersBench, report: dict[str, Any], console: Console) 
 def bench_pool(config: PeersBench, spec: str) -> ModelPool:
     """A pool that can draft ``k`` tokens."""
     k_values = tuple({*DEFAULT_K_VALUES, config.k})
-    return load_pool(spec, k_values=k_values, dtype=config.weights_dtype)
+    return load_pool(spec, k_values=k_values, dtype=weights_dtype(config))
 
 
 def load_reference(config: PeersBench, spec: str) -> LoadedModel:
     """The target once more, as transformers runs it."""
-    return load_source(parse_pool(spec)["target"], dtype=config.weights_dtype, device="cpu")
+    return load_source(parse_pool(spec)["target"], dtype=weights_dtype(config), device="cpu")
 
 
 def bench_prompts(config: PeersBench, pool: ModelPool) -> list[Prompt]:
@@ -242,7 +193,7 @@ def our_contestants(
             f"{config.pool} has no member {config.assistant!r}; it has {', '.join(pool.members)}"
         )
     return [
-        Contestant(name_of(OURS, mode), OURS, config.precision, decode)
+        Contestant(name_of(OURS, mode), OURS, precision(config), decode)
         for mode, decode in decoders.items()
     ]
 
@@ -263,7 +214,7 @@ def their_contestants(
         Contestant(
             name_of(TRANSFORMERS, mode),
             TRANSFORMERS,
-            config.precision,
+            precision(config),
             TransformersDecoder(reference.model, config.new_tokens, **each),
         )
         for mode, each in options.items()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+
+from specgym.runs.tables import NumberTable
 
 
 def show_moe(report: dict[str, Any]) -> None:
@@ -21,20 +21,12 @@ def show_moe(report: dict[str, Any]) -> None:
         console.print(f"{name}: {ratio:.4f}")
 
 
-def compact_table(title: str) -> Table:
-    """An empty table that fits 80 columns."""
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
-def forward_table(rows: Sequence[dict[str, Any]]) -> Table:
+def forward_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
     """Milliseconds and unique experts, a line per number of tokens."""
-    table = compact_table("tokens verified: ms per forward, unique experts per layer")
     targets = list(dict.fromkeys(r["target"] for r in rows))
-    table.add_column("tokens", justify="right")
-    for target in targets:
-        table.add_column(f"{target} ms", justify="right")
-    for header in ("unique experts", "if independent"):
-        table.add_column(header, justify="right")
+    numbers = (*(f"{target} ms" for target in targets), "unique experts", "if independent")
+    title = "tokens verified: ms per forward, unique experts per layer"
+    table = NumberTable(title, ("tokens",), numbers)
     for count in dict.fromkeys(r["tokens"] for r in rows):
         mine = {r["target"]: r for r in rows if r["tokens"] == count}
         experts = next(r for r in mine.values() if "unique_experts" in r)
@@ -47,20 +39,18 @@ def forward_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def utility_table(rows: Sequence[dict[str, Any]]) -> Table:
+def utility_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
     """Utility of every static K, a line per target, workload and drafter.
 
     Green where the interval over requests lies above 1, red where it lies below.
     """
-    table = compact_table(
+    title = (
         "utility of static K: tokens per second over those of K = 0\n"
         "(* where the 95 % interval over requests excludes 1)"
     )
-    for header in ("target", "workload", "drafter"):
-        table.add_column(header, no_wrap=True)
     drafted = [r for r in rows if r["k"]]  # K = 0 is 1 by definition
-    for k in dict.fromkeys(r["k"] for r in drafted):
-        table.add_column(f"K={k}", justify="right", no_wrap=True)
+    numbers = [f"K={k}" for k in dict.fromkeys(r["k"] for r in drafted)]
+    table = NumberTable(title, ("target", "workload", "drafter"), numbers)
     for group in dict.fromkeys((r["target"], r["workload"], r["drafter"]) for r in rows):
         mine = [r for r in drafted if (r["target"], r["workload"], r["drafter"]) == group]
         table.add_row(*group, *map(utility_cell, mine))

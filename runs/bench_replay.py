@@ -7,11 +7,9 @@ Seconds are those that the process had of a core, so that a busy machine changes
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,41 +21,11 @@ from specgym.envs.replay import ReplayEnv
 from specgym.envs.synthetic import synthetic_traces
 from specgym.envs.vector_replay import VectorReplay
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import ReplayBench
 from specgym.runs.decision import time_decisions
 from specgym.runs.results import describe_machine
 
 NUM_REQUESTS, NUM_TOKENS = 96, 128  # of synthetic traces
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayBench:
-    """Steps a second of replays under random allowed actions, and a learned decision's time.
-
-    Attributes:
-        traces: File of recorded traces; None takes synthetic ones of seven chains.
-        num_envs: Rows of the vectorised environment.
-        single_steps: Steps of the single environment per repeat.
-        vector_steps: Steps of all rows per repeat.
-        repeats: Repeats; the median counts.
-        policy: File of a learned policy, of the traces' plans; None takes random weights, as many
-            as imitation has.
-        seed: Draws requests and actions.
-        json: Where the numbers are written.
-    """
-
-    traces: Path | None = None
-    num_envs: int = 4096
-    single_steps: int = 10_000
-    vector_steps: int = 100
-    repeats: int = 5
-    policy: Path | None = None
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_envs", "single_steps", "vector_steps", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
 
 
 def bench_replay(config: ReplayBench, console: Console) -> dict[str, Any]:

@@ -6,7 +6,6 @@ and sampled, and now and then one that is dropped in mid-text. What leaks, leaks
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import random
 import resource
@@ -24,6 +23,7 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool
 from specgym.engine.types import SamplingParams
 from specgym.runs.bench import Bench
+from specgym.runs.bench_configs import SoakBench
 from specgym.runs.loop import StepError
 from specgym.runs.results import describe_machine
 from specgym.runs.session import Session
@@ -31,34 +31,6 @@ from specgym.runs.session import Session
 STATM = Path("/proc/self/statm")
 WARM_UP_SHARE = 0.1
 DROP_EVERY = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class SoakBench:
-    """Many short requests through one engine: does memory grow, does anything fail.
-
-    Attributes:
-        num_requests: Requests.
-        max_new_tokens: Longest token budget; each request's is drawn from 1 up to it.
-        max_prompt_tokens: Longest prompt.
-        num_reports: Times that memory is looked at.
-        seed: Draws requests and plans.
-        json: Where the numbers are written.
-    """
-
-    num_requests: int = 10_000
-    max_new_tokens: int = 8
-    max_prompt_tokens: int = 32
-    num_reports: int = 20
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_requests", "max_new_tokens", "max_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be >= 1; got {getattr(self, name)}")
-        if not 2 <= self.num_reports <= max(self.num_requests, 2):
-            raise ValueError(f"num_reports: must be in 2..num_requests; got {self.num_reports}")
 
 
 def bench_soak(config: SoakBench, console: Console) -> dict[str, Any]:

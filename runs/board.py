@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from specgym.engine.moe import ExpertShape
+from specgym.runs.disk import writing
 
 LAYOUT = {
     "controllers": {
@@ -43,23 +44,28 @@ class Board:
 
     def __init__(self, folder: Path, first_step: int | None = None):
         wait_for_later_name(folder)
-        self.writer = SummaryWriter(str(folder), purge_step=first_step)
+        self.events = folder / "events.out.tfevents.*"
+        with writing(self.events):
+            self.writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Shows settings as a table, and lays the charts out."""
         rows = "\n".join(f"| {name} | {value} |" for name, value in values.items())
-        self.writer.add_text("hyperparameters", f"| name | value |\n| --- | --- |\n{rows}")
-        self.writer.add_custom_scalars(LAYOUT)
+        with writing(self.events):
+            self.writer.add_text("hyperparameters", f"| name | value |\n| --- | --- |\n{rows}")
+            self.writer.add_custom_scalars(LAYOUT)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Writes tagged numbers at a step."""
-        for tag, value in values.items():
-            self.writer.add_scalar(tag, value, step)
-        self.writer.flush()
+        with writing(self.events):
+            for tag, value in values.items():
+                self.writer.add_scalar(tag, value, step)
+            self.writer.flush()
 
     def close(self) -> None:
         """Finishes the file."""
-        self.writer.close()
+        with writing(self.events):
+            self.writer.close()
 
 
 def wait_for_later_name(folder: Path) -> None:

@@ -43,6 +43,8 @@ from specgym.runs.build_config import (
     text_settings,
 )
 from specgym.runs.build_watch import TextWatcher, Watcher
+from specgym.runs.disk import writing
+from specgym.runs.folder import LOCK_FILE, kept_in, one_writer
 from specgym.runs.model_card import Facts, model_card
 
 CHECKPOINT_FILE = "checkpoint.pt"
@@ -67,6 +69,17 @@ def build(config: BuildConfig, console: Console) -> None:
     check_config(config)
     target = load_target(config.target)
     config = fill_in(config, target)
+    lock, way_out = config.out / LOCK_FILE, kept_in(config.out)
+    with one_writer(config.out, lock, way_out, option="--out"):
+        build_in(config, target, console)
+
+
+def build_in(config: BuildConfig, target: LoadedModel, console: Console) -> None:
+    """Writes and trains what is missing in the output's folder.
+
+    Raises:
+        ValueError: If it was begun with other settings.
+    """
     begin(config.out / "texts", text_settings(config, target))
     for name in config.drafters:  # refused before an hour of writing
         begin(config.out / name, drafter_settings(config, name, target.fingerprint))
@@ -126,7 +139,8 @@ def write_texts(
                 writer.num_slots = min(writer.num_slots, limit)
                 dtype = target.model.dtype
                 generator = make_generator(lean, writer, config.rows, config.taps, dtype)
-                write_shard(path, generator, writer, seed, watcher.on_text)
+                with writing(path):
+                    write_shard(path, generator, writer, seed, watcher.on_text)
             is_held = watcher.num_tokens >= config.tokens
             watcher.on_shard(num_shard_tokens(path), is_held)
             (held if is_held else train).append(path)
@@ -153,10 +167,11 @@ def build_drafter(name: str, config: BuildConfig, texts: Texts, console: Console
     done = num_trained_steps(checkpoint)
     board = Board(config.out / "events" / name, first_step=done + 1)
     watcher = Watcher(name, folder, trainee, texts.held, settings, done, board, console)
-    with watcher.bar:
+    with watcher.bar, writing(checkpoint):
         fit(trainee, texts.train, settings, checkpoint, watcher.report, watcher.on_checkpoint)
     board.close()
-    export(name, config, target, texts, trainee, watcher)
+    with writing(folder):
+        export(name, config, target, texts, trainee, watcher)
     console.print(f"{name}: {folder}  ({watcher.note})", soft_wrap=True)
 
 

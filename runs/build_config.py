@@ -5,68 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specgym.engine.distill import FitConfig
 from specgym.engine.eagle_training import default_taps
 from specgym.engine.sources import LoadedModel
 from specgym.engine.students import check_layers, spread
+from specgym.runs.configs import BuildConfig
 from specgym.runs.results import write_json
 
 SETTINGS_FILE, FINISHED_FILE = "settings.json", "config.json"
-Drafter = Literal["eagle", "small", "mid"]
 DEFAULT_STEPS = {"eagle": 800, "small": 800, "mid": 300}
 DEFAULT_RATES = {"eagle": 1e-3, "small": 1e-3, "mid": 1.5e-3}
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildConfig:
-    """Trains drafters for a target, with no data set: the target writes the texts.
-
-    What is killed goes on with the same command; what is finished is not done again.
-
-    Attributes:
-        target: The model they draft for, must be given: a folder, a hub id, or ``smollm2-135m``.
-        out: Folder that gets ``texts``, ``events`` (TensorBoard) and one folder per drafter.
-        drafters: What to train: ``eagle`` (a head on the target's features), ``small`` (few layers
-            of the target), ``mid`` (low-rank deltas on more of them, a middle verifier).
-        tokens: Tokens of text to train on, at least.
-        steps: Optimiser steps: of all drafters, or one number for each; by default 800, and
-            300 for ``mid``.
-        learning_rates: Their peaks, likewise; by default 1e-3, and 1.5e-3 for ``mid``.
-        seed: Seeds texts and training: the same seed gives the same weights, bit for bit on the
-            same kind of processor with the same number of threads.
-        small_layers: Layers of ``small``: how many, spread evenly, or which.
-        mid_layers: Layers of ``mid``, likewise.
-        rank: Rank of the deltas of ``mid``.
-        vocabulary: Most frequent tokens that drafters can say.
-        taps: Target layers whose inputs ``eagle`` reads; by default 2, n/2 and n - 3 of n.
-        depths: Tokens in a row that ``eagle`` is trained to draft.
-        texts_per_shard: Texts of a file of texts; a killed run writes the begun one anew.
-        held_out: Files of texts that are kept from training, to measure on.
-        rows: Texts that are written at the same time.
-        batch_tokens: Tokens of a training batch, about.
-        checkpoint_every: Steps between checkpoints; each measures on the held-out texts.
-    """
-
-    target: str = ""
-    out: Path = Path("drafters")
-    drafters: tuple[Drafter, ...] = ("eagle", "small", "mid")
-    tokens: int = 400_000
-    steps: tuple[int, ...] = ()
-    learning_rates: tuple[float, ...] = ()
-    seed: int = 0
-    small_layers: tuple[int, ...] = (4,)
-    mid_layers: tuple[int, ...] = (14,)
-    rank: int = 80
-    vocabulary: int = 12288
-    taps: tuple[int, ...] = ()
-    depths: int = 2
-    texts_per_shard: int = 256
-    held_out: int = 1
-    rows: int = 48
-    batch_tokens: int = 1536
-    checkpoint_every: int = 100
 
 
 def check_config(config: BuildConfig) -> None:

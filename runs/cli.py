@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tyro
 from rich.console import Console
+
+from specgym.runs.disk import FULL
 
 COMMANDS = {
     "compare": "several controllers on the same requests, head to head",
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  {name:<10} {text}")
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        print(f"specgym {importlib.metadata.version('specgym')}")
+        from importlib.metadata import version
+
+        print(f"specgym {version('specgym')}")
         return 0
     if arguments[0] not in COMMANDS:
         commands = ", ".join(COMMANDS)
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (OSError, RuntimeError) as error:
         complain(str(error))
+        if getattr(error, "errno", None) in FULL:
+            complain("the disk is full: make room, and give the same command again")
         return 1
 
 
@@ -63,52 +68,46 @@ def complain(message: str) -> None:
 
 
 def run_command(command: str, arguments: list[str], console: Console) -> int:
-    """Parses a command's options and runs it; imports only what it needs."""
-    if command == "compare":
-        from specgym.runs.compare import RECIPES, CompareConfig, compare
-
-        default = recipe_default(arguments, RECIPES, CompareConfig)
-        compare(parse(command, arguments, CompareConfig, default), console)
-    elif command == "train":
+    """Parses a command's options and runs it; what is slow to import is not for help."""
+    if command == "train":
         run_train(name_agent(arguments), console)
-    elif command == "search":
-        from specgym.runs.search import SearchConfig, search
-
-        search(parse(command, name_agent(arguments), SearchConfig), console)
-    elif command == "record":
-        from specgym.runs.record import RecordConfig, record
-
-        record(parse(command, arguments, RecordConfig), console)
-    elif command == "replay":
-        from specgym.runs.replay import ReplayConfig, replay
-
-        replay(parse(command, arguments, ReplayConfig), console)
-    elif command == "generate":
-        from specgym.runs.generate import GenerateConfig, generate
-
-        generate(parse(command, arguments, GenerateConfig), console)
     elif command == "pool":
-        from specgym.runs.pools import run_pool
+        from specgym.runs.pool_command import run_pool
 
         run_pool(arguments, parse)
-    else:
+    elif command == "bench":
         from specgym.runs.bench import run_bench
 
         run_bench(arguments, parse, console)
+    else:
+        from specgym.runs.configs import CONFIGS, RECIPES
+
+        kind = CONFIGS[command]
+        default = recipe_default(arguments, RECIPES, kind) if command == "compare" else None
+        arguments = name_agent(arguments) if command == "search" else arguments
+        config = parse(command, arguments, kind, default)
+        find("specgym.runs." + command, command)(config, console)
     return 0
+
+
+def find(module: str, name: str) -> Callable[..., Any]:
+    """A function, whose module is imported now."""
+    return getattr(importlib.import_module(module), name)
 
 
 def run_train(arguments: list[str], console: Console) -> None:
     """Trains on the live engine, or on recorded traces with ``--env replay``."""
     if option(arguments, "--env") == "replay":
-        from specgym.runs.train_replay import find_agent
+        from specgym.runs.training_configs import find_settings
 
-        agent = find_agent(option(arguments, "--agent") or "maskable-ppo")
-        agent.train(parse("train", arguments, type(agent.settings), agent.settings), console)
+        settings = find_settings(option(arguments, "--agent") or "maskable-ppo")
+        config = parse("train", arguments, type(settings), settings)
+        find("specgym.runs.train_replay", "find_agent")(settings.agent).train(config, console)
         return
-    from specgym.runs.train import TrainConfig, train
+    from specgym.runs.configs import TrainConfig
 
-    train(parse("train", arguments, TrainConfig), console)
+    config = parse("train", arguments, TrainConfig)
+    find("specgym.runs.train", "train")(config, console)
 
 
 def option(arguments: Sequence[str], name: str) -> str | None:
@@ -122,6 +121,8 @@ def option(arguments: Sequence[str], name: str) -> str | None:
 
 def parse(command: str, arguments: Sequence[str], kind: type, default: Any = None) -> Any:
     """The command's configuration from its options."""
+    import tyro
+
     if default is None:
         default = kind()
     return tyro.cli(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import pickle
 import re
 import time
 from pathlib import Path
@@ -16,16 +14,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specgym.agents.ppo import TABLE_FILE, PPOConfig
 from specgym.baselines.specrouter import SpecRouter
-from specgym.engine.loading import MIXTURE_POOL
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.room import describe_skipped
+from specgym.envs.workloads import Request, Workload
 from specgym.runs.board import Board, step_scalars
+from specgym.runs.configs import CompareConfig, TrainConfig
 from specgym.runs.controllers import describe_options, make_controller
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
-from specgym.runs.loop import Controller, RequestRecord, StepError, run_request
+from specgym.runs.loop import Controller, StepError, run_request
 from specgym.runs.lossless import check_lossless
+from specgym.runs.making import make_pool, make_workload
+from specgym.runs.progress import STATE_FILE, STEPS_FILE, Progressed, write_steps
 from specgym.runs.results import (
     SCHEMA,
     chains_table,
@@ -37,128 +39,16 @@ from specgym.runs.results import (
     summarize,
     write_json,
 )
-from specgym.runs.settings import EnvSettings, make_pool
-from specgym.runs.train import TrainConfig, train_in
+from specgym.runs.settings import EnvSettings
+from specgym.runs.train import train_in
 
 RESULTS_FILE = "results.json"
-STEPS_FILE = "steps.jsonl"
-STATE_FILE = "state.pkl"
 TRAINING_FOLDER = "ppo-training"
 FAST = "none (fast)"
-ALL_CONTROLLERS = (
-    "none",
-    "static:ngram@4",
-    "static:eagle@2",
-    "random",
-    "specrouter",
-    "test-and-set",
-    "ucb",
-    "ppo",
-)
 
 
 class MismatchError(RuntimeError):
     """A controller's text differs from plain decoding's."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CompareConfig(EnvSettings):
-    """Compares controllers on the same requests, request by request in rotated order.
-
-    Attributes:
-        controllers: Names, or names with options: ``none``, ``static:ngram@4``,
-            ``ucb:scope=request``, ``learned``, ``learned:FILE``, ``ppo:FOLDER``. Plain ``ppo`` is
-            trained first. ``none`` is always in.
-        split: Which part of the requests to compare on; training uses the other.
-        num_requests: Requests to compare on.
-        train_steps: Iterations to train a plain ``ppo`` on.
-        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on. By
-            default the time.
-        runs: Folder of all runs.
-        overwrite: Replace a finished run of this name.
-        recipe: Start from this recipe's settings.
-    """
-
-    controllers: tuple[str, ...] = ("none", "static:ngram@4", "specrouter", "test-and-set", "ucb")
-    split: Literal["held-out", "train", "all"] = "held-out"
-    num_requests: int = 12
-    train_steps: int = 3072
-    name: str = ""
-    runs: Path = Path("runs")
-    overwrite: bool = False
-    recipe: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_requests < 1 or self.train_steps < 1:
-            raise ValueError(
-                f"num_requests and train_steps: must be >= 1; "
-                f"got {self.num_requests} and {self.train_steps}"
-            )
-        repeated = {name for name in self.controllers if self.controllers.count(name) > 1}
-        if repeated:
-            raise ValueError(f"controllers: {sorted(repeated)[0]!r} is named twice")
-        if "ppo" in self.controllers and self.split == "all":
-            raise ValueError(
-                "split: a plain 'ppo' is trained on the requests that are not compared on; with "
-                "'all' none are left: use 'held-out' or 'train', or name a model with ppo:FOLDER"
-            )
-
-
-def demo() -> CompareConfig:
-    """All controllers on the dense target and a mixed workload, PPO trained first."""
-    return CompareConfig(
-        controllers=(*ALL_CONTROLLERS, "learned"),
-        workload="all-4",
-        num_requests=8,
-        train_steps=1024,
-        max_new_tokens=96,
-        name="demo",
-        overwrite=True,
-        recipe="demo",
-    )
-
-
-def demo_moe() -> CompareConfig:
-    """The same controllers on the mixture of experts; less of it, as each step takes longer."""
-    return dataclasses.replace(
-        demo(),
-        pool=MIXTURE_POOL,
-        num_requests=5,
-        train_steps=512,
-        max_new_tokens=64,
-        name="demo-moe",
-        recipe="demo-moe",
-    )
-
-
-RECIPES = {"demo": demo, "demo-moe": demo_moe}
-
-
-@dataclasses.dataclass
-class Progressed:
-    """What a comparison has measured so far; pickled after every round, so a kill loses one.
-
-    Attributes:
-        records: Per controller, one record per finished request.
-        states: Per controller, its state and its environment's statistics.
-        baselines: The shared baselines' samples.
-        steps_size: Bytes of ``steps.jsonl`` that belong to finished rounds.
-    """
-
-    records: dict[str, list[RequestRecord]]
-    states: dict[str, Any] = dataclasses.field(default_factory=dict)
-    baselines: dict[bool, Any] = dataclasses.field(default_factory=dict)
-    steps_size: int = 0
-
-    @property
-    def num_rounds(self) -> int:
-        """Finished requests."""
-        return min(map(len, self.records.values()))
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the finished requests: TensorBoard's steps, the same for all controllers."""
-        return sum(record.tokens for record in self.records["none"][: self.num_rounds])
 
 
 class Comparison:
@@ -168,16 +58,24 @@ class Comparison:
         config: Settings.
         folder: The run's folder.
         pool: The pool all controllers share.
+        workload: Where requests come from.
         console: Where progress is shown.
     """
 
-    def __init__(self, config: CompareConfig, folder: Path, pool: ModelPool, console: Console):
+    def __init__(
+        self,
+        config: CompareConfig,
+        folder: Path,
+        pool: ModelPool,
+        workload: Workload,
+        console: Console,
+    ):
         self.config = config
         self.folder = folder
         self.pool = pool
+        self.workload = workload
         self.console = console
         self.names = tuple(dict.fromkeys(("none", *config.controllers)))
-        workload = get_workload(config.workload, prompts=config.prompts, split=config.split)
         self.requests = workload.select(config.num_requests + 1, config.seed)
         self.clock = make_clock(config.clock, config.device)
         self.baselines = {True: Baseline(), False: Baseline()}
@@ -191,9 +89,7 @@ class Comparison:
         """An environment of its own for a controller; pool, clock and baseline are shared."""
         return SpecDecodeEnv(
             self.pool,
-            self.config.workload,
-            prompts=self.config.prompts,
-            split=self.config.split,
+            self.workload,
             max_new_tokens=self.config.max_new_tokens,
             exact=exact,
             clock=self.clock,
@@ -211,7 +107,8 @@ class Comparison:
         """Warms up, runs what is left of the requests, and returns the results."""
         self.restore()
         self.warm_up(self.requests[0])
-        with self.bar() as bar, (self.folder / STEPS_FILE).open("ab") as steps_file:
+        steps_path = self.folder / STEPS_FILE
+        with self.bar() as bar, writing(steps_path), steps_path.open("ab") as steps_file:
             total = self.config.num_requests * len(self.envs)
             task = bar.add_task("", total=total, note="")
             for index in range(self.done.num_rounds, self.config.num_requests):
@@ -267,17 +164,14 @@ class Comparison:
             for name, controller in self.controllers.items()
         }
         self.done.baselines = {exact: b.samples for exact, b in self.baselines.items()}
-        temporary = self.folder / f"{STATE_FILE}.tmp"
-        temporary.write_bytes(pickle.dumps(self.done))
-        os.replace(temporary, self.folder / STATE_FILE)
+        self.done.save(self.folder)
         if not self.console.is_terminal:
             self.console.print(f"request {index + 1} of {self.config.num_requests} compared")
 
     def restore(self) -> None:
         """Goes back to the last finished round of a stopped run, if there is one."""
-        path = self.folder / STATE_FILE
-        if path.exists():
-            self.done = pickle.loads(path.read_bytes())
+        if (self.folder / STATE_FILE).exists():
+            self.done = Progressed.load(self.folder)
             for name, (learned, statistics) in self.done.states.items():
                 self.controllers[name].load_state_dict(learned)
                 self.envs[name].observer.restore(statistics)
@@ -304,6 +198,7 @@ class Comparison:
             "workload": self.config.workload,
             "machine": describe_machine(self.pool.model(self.pool.target).device),
             "num_requests": rounds,
+            "skipped_prompts": self.workload.num_skipped,
             "exact": self.config.exact,
             "controllers": {n: summarize(none, fast, records[n]) for n in self.names},
             "calibration": {
@@ -337,22 +232,14 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     """
     name = config.name or time.strftime("compare-%Y%m%d-%H%M%S")
     pool = make_pool(config)
-    check_controllers(config, pool)
-    folder = open_run(config, name, RESULTS_FILE)
-    if "ppo" in config.controllers:
-        train_first(config, folder / TRAINING_FOLDER, pool, console)
-    comparison = Comparison(config, folder, pool, console)
-    try:
-        results = comparison.run()
-    except KeyboardInterrupt:
-        console.print(f"stopped; {comparison.done.num_rounds} requests are in {folder}")
-        console.print(f"the same command with --name {name} goes on after them")
-        if comparison.done.num_rounds:
-            console.print(results_table(comparison.results()))
-        raise
-    finally:
-        comparison.close()
-    write_json(folder / RESULTS_FILE, results)
+    workload = make_workload(config, pool, config.split)
+    training = make_training(config, pool) if "ppo" in config.controllers else None
+    check_controllers(config, pool, workload)
+    with open_run(config, name, RESULTS_FILE) as folder:
+        if training is not None:
+            train_first(*training, folder / TRAINING_FOLDER, pool, console)
+        results = run_comparison(Comparison(config, folder, pool, workload, console), name)
+        write_json(folder / RESULTS_FILE, results)
     output = Console()
     output.print(results_table(results))
     if len(pool.chains) > 1:
@@ -371,47 +258,63 @@ def compare(config: CompareConfig, console: Console) -> dict[str, Any]:
     return results
 
 
-def check_controllers(config: CompareConfig, pool: ModelPool) -> None:
-    """Refuses names, options and requests before anything is written or trained.
+def run_comparison(comparison: Comparison, name: str) -> dict[str, Any]:
+    """Runs a comparison to its end; a stopped one says what it has, and how it goes on."""
+    console = comparison.console
+    try:
+        return comparison.run()
+    except KeyboardInterrupt:
+        console.print(f"stopped; {comparison.done.num_rounds} requests are in {comparison.folder}")
+        console.print(f"the same command with --name {name} goes on after them")
+        if comparison.done.num_rounds:
+            console.print(results_table(comparison.results()))
+        raise
+    finally:
+        comparison.close()
+
+
+def check_controllers(config: CompareConfig, pool: ModelPool, workload: Workload) -> None:
+    """Refuses names and options before anything is written or trained.
 
     Raises:
-        ValueError: If a controller or the workload is refused.
+        ValueError: If a controller is refused.
     """
-    env = SpecDecodeEnv(pool, config.workload, prompts=config.prompts, split=config.split)
+    env = SpecDecodeEnv(pool, workload)
     features = [feature.name for feature in env.features]
     for name in config.controllers:
         if name != "ppo":
             make_controller(name, env.plans, features, config.seed, pool.name)
 
 
-def train_first(config: CompareConfig, folder: Path, pool: ModelPool, console: Console) -> None:
-    """Trains the plain ``ppo`` on the other part of the requests, unless that is done."""
-    if (folder / TABLE_FILE).exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+def make_training(config: CompareConfig, pool: ModelPool) -> tuple[TrainConfig, Workload]:
+    """Settings of the plain ``ppo``'s training, and the other part of the requests."""
     shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(EnvSettings)}
     other: Literal["train", "held-out"] = "held-out" if config.split == "train" else "train"
     settings = TrainConfig(**shared, split=other, ppo=PPOConfig(num_steps=config.train_steps))
-    train_in(folder, pool, settings, console)
+    return settings, make_workload(settings, pool, other)
+
+
+def train_first(
+    settings: TrainConfig, workload: Workload, folder: Path, pool: ModelPool, console: Console
+) -> None:
+    """Trains the plain ``ppo``, unless that is done."""
+    if (folder / TABLE_FILE).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    train_in(folder, pool, settings, workload, console)
 
 
 def describe(results: dict[str, Any], folder: Path) -> str:
     """The lines under the table."""
     lossless = results["lossless"]
+    skipped = results["skipped_prompts"]
     return (
-        f"lossless: {lossless['identical']} of {lossless['checked']} texts identical, "
+        (f"{describe_skipped(skipped)}\n" if skipped else "")
+        + f"lossless: {lossless['identical']} of {lossless['checked']} texts identical, "
         f"{lossless['near_ties']} near-ties, {lossless['mismatches']} mismatches; "
         f"exact mode costs {results['exact_over_fast']:.2f}x the fast one\n"
         f"written to {folder}  (tensorboard --logdir {folder})"
     )
-
-
-def write_steps(file: Any, name: str, index: int, record: RequestRecord) -> None:
-    """Appends a request's iterations, one JSON line each."""
-    for number, step in enumerate(record.steps):
-        head = {"controller": name, "request": index, "request_id": record.request_id}
-        file.write((json.dumps(head | {"step": number} | step) + "\n").encode())
-    file.flush()
 
 
 def slug(name: str) -> str:

@@ -61,7 +61,12 @@ def make_controller(
         ValueError: If the name or an option is unknown, a value is refused, or a policy does not
             fit.
     """
-    name, _, rest = spec.partition(":")
+    name, colon, rest = spec.partition(":")
+    if colon and not rest:
+        raise ValueError(
+            f"controller {spec!r}: nothing stands behind the colon; leave it out, or say what is "
+            f"meant, as in static:ngram@4, ucb:scope=request or learned:FILE"
+        )
     if name == "learned":
         path = policy_file(rest) if rest else shipped_policy(pool)
         return LearnedController(plans, features, path, FEATURES_VERSION)
@@ -85,7 +90,10 @@ def make_controller(
         options.setdefault("seed", seed)
     if "features" in parameters:
         options["features"] = features
-    controller = factory(plans, **options)
+    try:
+        controller = factory(plans, **options)
+    except ValueError as error:
+        raise ValueError(f"controller {spec!r}: {error}") from error
     if state is not None:
         controller.load_state_dict(load_state(Path(str(state)), name))
     return controller
@@ -136,12 +144,12 @@ def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str
     """Options ``name=value`` of a spec, checked against the constructor's.
 
     Raises:
-        ValueError: If one is malformed or unknown.
+        ValueError: If one is malformed, unknown or given twice.
     """
     parameters = inspect.signature(factory).parameters
     known = [name for name in parameters if name not in ("plans", "features")]
     known += ["state"] if factory in LEARNERS else []
-    options = {}
+    options: dict[str, Any] = {}
     for part in text.split(":"):
         name, equals, value = part.partition("=")
         if not equals or name not in known:
@@ -149,6 +157,8 @@ def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str
                 f"controller {spec!r}: {part!r} is not option=value with one of "
                 f"{', '.join(known) or 'no options'}"
             )
+        if name in options:
+            raise ValueError(f"controller {spec!r}: {name} is given twice; give it once")
         options[name] = parse_value(value)
     return options
 

@@ -19,7 +19,7 @@ from specgym.envs.features import FEATURES_VERSION
 from specgym.envs.library import TraceLibrary
 from specgym.envs.observations import Observer, position_values
 from specgym.envs.traces import Trace
-from specgym.runs.train_imitation import ImitationTraining
+from specgym.runs.training_configs import ImitationTraining
 
 
 def time_decisions(library: TraceLibrary, policy: Path | None, repeats: int) -> dict[str, float]:

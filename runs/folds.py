@@ -10,8 +10,9 @@ from rich.console import Console
 
 from specgym.envs.traces import TraceSet
 from specgym.runs.build_watch import make_bar
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.replay_training import ReplayTraining
 from specgym.runs.train_replay import find_agent
+from specgym.runs.training_configs import ReplayConfig
 
 
 def make_folds(traces: TraceSet, judged: Sequence[str], num_folds: int) -> Iterator[TraceSet]:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     from specgym.engine.loading import load_pool  # here, so that imports are timed
     from specgym.runs.bench_soak import resident_bytes
-    from specgym.runs.settings import DTYPES
+    from specgym.runs.making import DTYPES
 
     imported, import_bytes = time.perf_counter(), resident_bytes()
     pool = load_pool(settings.pool, dtype=DTYPES[settings.dtype])

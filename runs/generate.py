@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 from rich.console import Console
 
 from specgym.engine.types import SamplingParams
 from specgym.runs.api import Engine
-from specgym.runs.session import DEFAULT_CONTROLLER
-from specgym.runs.settings import PoolSettings, make_pool
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerateConfig(PoolSettings):
-    """Writes text for a prompt, as it is decoded.
-
-    Attributes:
-        prompt: The user's turn; ``-`` reads standard input.
-        controller: Who picks the plans, for example ``none``, ``static:ngram@4`` or ``ucb``.
-        max_new_tokens: Token budget.
-        temperature: 0 is greedy.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        top_p: Keep the smallest set of tokens with this mass.
-        seed: Seeds sampling and the controller.
-        stop: Strings that end the text; they are not part of it.
-        stats: Print tokens per second and the speed-up, to standard error.
-    """
-
-    prompt: str = "-"
-    controller: str = DEFAULT_CONTROLLER
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    stats: bool = True
+from specgym.runs.configs import GenerateConfig
+from specgym.runs.making import make_pool
 
 
 def generate(config: GenerateConfig, console: Console) -> None:

@@ -33,7 +33,8 @@ from specgym.runs.hf_options import (
     unpadded,
 )
 from specgym.runs.loop import Controller
-from specgym.runs.session import DEFAULT_CONTROLLER, Session
+from specgym.runs.session import Session
+from specgym.runs.settings import DEFAULT_CONTROLLER
 
 logger = logging.getLogger(__name__)
 

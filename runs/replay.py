@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from specgym.baselines.oracle import MAX_STATES, greedy_policy, solve_oracle
+from specgym.baselines.oracle import greedy_policy, solve_oracle
 from specgym.baselines.problem import DecisionProblem, rollout
 from specgym.baselines.references import References, best_fixed, check_ordering, fixed_seconds
 from specgym.baselines.regret import headroom_share, regret
@@ -21,10 +17,12 @@ from specgym.envs.replay import ReplayEnv
 from specgym.envs.traces import Trace, TraceSet, load_traces
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
+from specgym.runs.configs import ReplayConfig
 from specgym.runs.controllers import make_controller
 from specgym.runs.folds import estimate_causal, make_folds
 from specgym.runs.loop import Controller, begin_request, run_steps
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
+from specgym.runs.tables import NumberTable
 from specgym.runs.train_replay import find_agent
 from specgym.runs.yardstick import make_problem
 
@@ -33,53 +31,6 @@ HINDSIGHT = "best fixed, hindsight"
 PER_REQUEST = "best fixed, each"
 GREEDY, ORACLE = "greedy oracle", "oracle"
 CAUSAL = "best causal, estimated"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayConfig:
-    """Plays controllers on recorded traces, against the oracle and the best fixed plans.
-
-    Attributes:
-        traces: The file that ``specgym record`` wrote.
-        controllers: Names, or names with options, as ``compare`` takes them.
-        split: Which requests to play.
-        warm_requests: Training requests that every controller sees first; they do not count.
-        subject: The controller that the others are compared with, pair by pair; by default the
-            fastest.
-        seed: Seeds controllers that draw, and the order of training requests.
-        causal_folds: Parts of the requests for an estimate of the best causal policy: each part is
-            played by a policy that an agent learns from all other requests, which takes minutes;
-            0 leaves the estimate out.
-        causal_agent: The agent that learns for the estimate.
-        max_states: States above which the oracle is a bracket.
-        json: Where the figures are written.
-    """
-
-    traces: Path = Path("traces/smollm2.npz")
-    controllers: tuple[str, ...] = ("none", "random", "specrouter", "test-and-set", "ucb")
-    split: Literal["held-out", "train", "all"] = "held-out"
-    warm_requests: int = 0
-    subject: str = ""
-    seed: int = 0
-    causal_folds: int = 0
-    causal_agent: str = "imitation"
-    max_states: int = MAX_STATES
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.warm_requests < 0 or self.max_states < 1:
-            raise ValueError(
-                f"warm_requests must be >= 0 and max_states >= 1; got {self.warm_requests} and "
-                f"{self.max_states}"
-            )
-        repeated = {name for name in self.controllers if self.controllers.count(name) > 1}
-        if repeated:
-            raise ValueError(f"controllers: {sorted(repeated)[0]!r} is named twice")
-        if self.subject and self.subject not in self.controllers:
-            raise ValueError(
-                f"subject: must be one of the controllers {', '.join(self.controllers)}; got "
-                f"{self.subject!r}"
-            )
 
 
 def replay(config: ReplayConfig, console: Console) -> dict[str, Any]:
@@ -286,16 +237,14 @@ def regret_figures(losses: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-def table_of(figures: Mapping[str, Any]) -> Table:
+def table_of(figures: Mapping[str, Any]) -> NumberTable:
     """The table for the terminal, fastest first."""
     title = (
         f"{figures['pool']}, {len(figures['requests'])} {figures['split']} requests replayed: "
         f"speed-up over no speculation"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("controller", no_wrap=True)
-    for header in ("total", "95 % CI", "share", "regret", "subject - this"):
-        table.add_column(header, justify="right", no_wrap=True)
+    numbers = ("total", "95 % CI", "share", "regret", "subject - this")
+    table = NumberTable(title, ("controller",), numbers)
     entries = figures["entries"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
         entry = entries[name]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,6 +16,7 @@ from specgym.envs.traces import TraceSet, load_traces
 from specgym.envs.vector_replay import VectorReplay
 from specgym.runs.controllers import POLICY_FILE
 from specgym.runs.folder import as_plain
+from specgym.runs.training_configs import ReplayConfig
 from specgym.runs.yardstick import (
     Yardstick,
     argmax_of,
@@ -24,37 +24,6 @@ from specgym.runs.yardstick import (
     make_yardstick,
     play,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayConfig:
-    """Trains an agent on recorded traces.
-
-    Attributes:
-        agent: What learns.
-        env: ``replay``: recorded traces.
-        traces: File of ``specgym record``; its held-out requests are measured on, never fitted on.
-        k_values: Numbers of drafted tokens that plans may ask for; all recorded ones by default.
-        seed: Of weights, actions and the order of requests.
-        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on. By
-            default the agent and the traces.
-        runs: Folder of all runs.
-        overwrite: Replace a finished run of this name.
-    """
-
-    agent: str = "maskable-ppo"
-    env: Literal["replay"] = "replay"
-    traces: Path = Path("traces/smollm2-moe.npz")
-    k_values: tuple[int, ...] = ()
-    seed: int = 0
-    name: str = ""
-    runs: Path = Path("runs")
-    overwrite: bool = False
-
-    @property
-    def run_name(self) -> str:
-        """Name of the run."""
-        return self.name or f"{self.agent}-{self.traces.stem}"
 
 
 class ReplayTraining:

@@ -16,6 +16,7 @@ from specgym.agents.policy import Policy, save_policy
 from specgym.agents.sb3 import save_progress
 from specgym.runs.board import Board
 from specgym.runs.build_watch import make_bar
+from specgym.runs.disk import writing
 from specgym.runs.replay_training import describe
 from specgym.runs.results import write_json
 
@@ -74,7 +75,8 @@ class ReplayWatcher:
         best = max((point["validation_speedup"] for point in self.curve), default=-np.inf)
         if scores["validation_speedup"] > best:
             about = dict(policy.about) | {"step": step} | scores
-            save_policy(self.folder / BEST_FILE, dataclasses.replace(policy, about=about))
+            with writing(self.folder / BEST_FILE):
+                save_policy(self.folder / BEST_FILE, dataclasses.replace(policy, about=about))
         self.curve.append({"step": step} | scores)
         write_json(self.folder / CURVE_FILE, self.curve)
         self.board.scalars({f"eval/{name}": value for name, value in scores.items()}, step)

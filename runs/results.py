@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import transformers
-from rich import box
-from rich.table import Table
 
 from specgym.engine.types import NO_SPECULATION_NAME
+from specgym.runs.disk import writing
 from specgym.runs.loop import RequestRecord
+from specgym.runs.tables import NumberTable
 
 NUM_RESAMPLES = 2000
 SCHEMA = 1
@@ -134,13 +134,11 @@ def processor_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def results_table(results: Mapping[str, Any]) -> Table:
+def results_table(results: Mapping[str, Any]) -> NumberTable:
     """The head-to-head table for the terminal, within 80 columns."""
     title = f"{results['pool']} on {results['workload']}: speed-up over no speculation"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("controller", no_wrap=True)
-    for header in ("total", "95 % CI", "median", "worst", "vs fast", "K=0", "acc.", "ms"):
-        table.add_column(header, justify="right", no_wrap=True)
+    numbers = ("total", "95 % CI", "median", "worst", "vs fast", "K=0", "acc.", "ms")
+    table = NumberTable(title, ("controller",), numbers)
     entries = results["controllers"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
         entry = entries[name]
@@ -160,16 +158,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def chains_table(results: Mapping[str, Any], chains: Sequence[tuple[str, ...]]) -> Table:
+def chains_table(results: Mapping[str, Any], chains: Sequence[tuple[str, ...]]) -> NumberTable:
     """Each controller's share of iterations per chain that ran; the target is implied."""
     title = "share of iterations per chain"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("controller", no_wrap=True)
     target = chains[0][-1:]
     columns = [target, *chains]
-    for chain in columns:
-        name = ">".join(chain[:-1]) or NO_SPECULATION_NAME
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = [">".join(chain[:-1]) or NO_SPECULATION_NAME for chain in columns]
+    table = NumberTable(title, ("controller",), numbers)
     entries = results["controllers"]
     for name in sorted(entries, key=lambda each: -entries[each]["speedup"]):
         shares = entries[name]["share_chains"]
@@ -178,7 +173,16 @@ def chains_table(results: Mapping[str, Any], chains: Sequence[tuple[str, ...]]) 
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON so that a reader sees the old file or the new one, never a part."""
+    """Writes JSON so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        DiskFullError: If the disk is full.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
+    text = json.dumps(value, indent=2) + "\n"
+    with writing(path):
+        try:
+            temporary.write_text(text)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.envs.traces import load_traces
 from specgym.runs.build_watch import make_bar
 from specgym.runs.candidates import CANDIDATES, changed
+from specgym.runs.configs import SearchConfig
 from specgym.runs.folds import cross_validate, make_folds
 from specgym.runs.replay import interval, paired, resamples
-from specgym.runs.replay_training import ReplayConfig
 from specgym.runs.results import write_json
+from specgym.runs.tables import NumberTable
 from specgym.runs.train_replay import find_agent
+from specgym.runs.training_configs import ReplayConfig
 
 RECIPE = "as it is"
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchConfig:
-    """Judges settings of an agent on training requests that it was not trained on.
-
-    Attributes:
-        agent: What learns; see ``specgym train AGENT --env replay``.
-        traces: File of ``specgym record``. Its held-out requests are not looked at.
-        candidates: Changes of the agent's settings, such as ``recipe.learning_rate=0.001``, several
-            of them with a space between; by default a few per agent.
-        folds: Parts of the training requests; each is judged by an agent trained on the others.
-        num_judged: How many of these parts are judged; 0 is all of them.
-        seed: Of the trainings, and of the intervals.
-        json: Where the figures are written.
-    """
-
-    agent: str = "imitation"
-    traces: Path = Path("traces/smollm2-moe.npz")
-    candidates: tuple[str, ...] = ()
-    folds: int = 3
-    num_judged: int = 0
-    seed: int = 0
-    json: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.num_judged <= self.folds:
-            raise ValueError(
-                f"num_judged: must be from 0 to the {self.folds} folds; got {self.num_judged}"
-            )
 
 
 def search(config: SearchConfig, console: Console) -> dict[str, Any]:
@@ -121,16 +90,14 @@ def summarize(
     }
 
 
-def table_of(figures: Mapping[str, Any]) -> Table:
+def table_of(figures: Mapping[str, Any]) -> NumberTable:
     """The table for the terminal, best first."""
     title = (
         f"{figures['agent']} on {len(figures['requests'])} training requests of "
         f"{figures['traces']}, each judged by a training without it: speed-up"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("settings")
-    for header in ("speed-up", "95 % CI", "lead over its own settings"):
-        table.add_column(header, justify="right", no_wrap=True)
+    numbers = ("speed-up", "95 % CI", "lead over its own settings")
+    table = NumberTable(title, ("settings",), numbers)
     rows: Sequence[Mapping[str, Any]] = figures["rows"]
     for row in sorted(rows, key=lambda each: -each["speedup"]):
         low, high = row["minus_own"]["ci95"]

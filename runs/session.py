@@ -12,8 +12,9 @@ from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import Controller, begin_request, run_steps
+from specgym.runs.settings import DEFAULT_CONTROLLER
 
-DEFAULT_CONTROLLER = "test-and-set"
+NEEDED = ("needs_divergence", "begin", "act", "observe")  # of a controller that decodes
 
 
 class Session:
@@ -27,7 +28,7 @@ class Session:
         seed: Seeds a controller given by name.
 
     Raises:
-        ValueError: If there is no controller of that name.
+        ValueError: If there is no controller of that name, or an argument is of another type.
     """
 
     def __init__(
@@ -44,6 +45,12 @@ class Session:
         if isinstance(controller, str):
             features = [feature.name for feature in self.env.features]
             controller = make_controller(controller, self.env.plans, features, seed, pool.name)
+        missing = [name for name in NEEDED if not hasattr(controller, name)]
+        if missing:
+            raise ValueError(
+                f"controller: must be a name such as 'static:ngram@4', or an object with "
+                f"{', '.join(NEEDED)}; got {controller!r}, without {missing[0]}"
+            )
         self.controller = controller
         self.prefill_seconds = 0.0
 

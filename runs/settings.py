@@ -1,4 +1,4 @@
-"""Settings that commands share: which pool decodes what."""
+"""Settings that commands share; imported without torch, so that help is quick."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from specgym.engine.loading import load_pool
-from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
-
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# The engine's own constants, spelled out; a test compares them.
+K_VALUES = (1, 2, 3, 4, 6)
+MIXTURE_POOL = "smollm2-moe"
+DEFAULT_CONTROLLER = "test-and-set"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +31,7 @@ class PoolSettings:
 
     pool: str = "smollm2"
     chains: tuple[str, ...] = ()
-    k_values: tuple[int, ...] = DEFAULT_K_VALUES
+    k_values: tuple[int, ...] = K_VALUES
     device: str = "cpu"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     exact: bool = True
@@ -49,6 +47,8 @@ class EnvSettings(PoolSettings):
         workload: A category, a mix such as ``code+math``, ``all-3``, ``all-4``, ``all`` or
             ``phases``.
         prompts: JSONL file with prompts of your own (HumanEval, GSM8K, MT-Bench form).
+        skip_too_long: Leave out prompts that do not fit the target's context, and say how many; by
+            default they are refused.
         max_new_tokens: Token budget of a request.
         clock: ``wall`` measures; ``counting`` models time, for tests.
         seed: Picks the requests.
@@ -56,19 +56,7 @@ class EnvSettings(PoolSettings):
 
     workload: str = "all-4"
     prompts: Path | None = None
+    skip_too_long: bool = False
     max_new_tokens: int = 128
     clock: Literal["wall", "counting"] = "wall"
     seed: int = 0
-
-
-def make_pool(settings: PoolSettings) -> ModelPool:
-    """The pool of these settings."""
-    return load_pool(
-        settings.pool,
-        k_values=settings.k_values,
-        chains=[tuple(chain.split(">")) for chain in settings.chains] or None,
-        device=settings.device,
-        dtype=DTYPES[settings.dtype],
-        graphs=settings.graphs,
-        compiled=settings.compile,
-    )

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
@@ -20,6 +18,7 @@ from specgym.envs.traces import TraceSet
 from specgym.envs.workloads import Request
 from specgym.runs.build_watch import make_bar
 from specgym.runs.results import SCHEMA, describe_machine
+from specgym.runs.tables import NumberTable
 from specgym.runs.walk import walk_request
 
 # What must be equal in every iteration.
@@ -155,12 +154,11 @@ def summarize(found: Found) -> dict[str, Any]:
     }
 
 
-def table_of(figures: Mapping[str, Any]) -> Table:
+def table_of(figures: Mapping[str, Any]) -> NumberTable:
     """The table by plan."""
-    table = Table(box=box.SIMPLE, title="predicted t / t_base against measured")
-    table.add_column("plan")
-    for heading in ("iterations", "median |error|", "bias"):
-        table.add_column(heading, justify="right")
+    title = "predicted t / t_base against measured"
+    numbers = ("iterations", "median |error|", "bias")
+    table = NumberTable(title, ("plan",), numbers)
     for name, plan in sorted(figures["plans"].items()):
         values: Sequence[str] = (
             str(plan["iterations"]),

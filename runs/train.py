@@ -5,50 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specgym.agents.ppo import TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
+from specgym.agents.ppo import CHECKPOINTS, TABLE_FILE, PPOConfig, num_trained_steps, train_ppo
 from specgym.engine.moe import ExpertShape
 from specgym.engine.pool import ModelPool
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.workloads import get_workload
+from specgym.envs.room import describe_skipped
+from specgym.envs.workloads import Workload
 from specgym.runs.board import Board, step_scalars
+from specgym.runs.configs import TrainConfig
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import StepError
-from specgym.runs.settings import EnvSettings, make_pool
+from specgym.runs.making import make_pool, make_workload
 
 REPORTED = ("spec/utility", "spec/accepted", "spec/share_k0")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(EnvSettings):
-    """Trains an agent on the live engine.
-
-    Attributes:
-        agent: What learns.
-        env: ``live``: the engine. ``replay`` takes recorded traces and has settings of its own, see
-            ``specgym train AGENT --env replay --help``.
-        split: Which part of the requests to train on; ``compare`` uses the other.
-        requests_per_episode: Requests of an episode.
-        reward: What is maximised; ``net_utility`` is the time saved.
-        ppo: The learner's settings.
-        name: Name of the run, a folder under ``runs``; a stopped run of this name goes on.
-        runs: Folder of all runs.
-        overwrite: Replace a finished run of this name.
-    """
-
-    agent: Literal["ppo"] = "ppo"
-    env: Literal["live"] = "live"
-    split: Literal["train", "held-out", "all"] = "train"
-    requests_per_episode: int = 4
-    reward: Literal["net_utility", "utility", "log_utility"] = "net_utility"
-    ppo: PPOConfig = PPOConfig()  # noqa: RUF009 (frozen)
-    name: str = "ppo"
-    runs: Path = Path("runs")
-    overwrite: bool = False
 
 
 def train(config: TrainConfig, console: Console) -> Path:
@@ -58,27 +33,27 @@ def train(config: TrainConfig, console: Console) -> Path:
         ValueError: If a run of this name is finished, or was begun with other settings.
     """
     pool = make_pool(config)
-    get_workload(config.workload, prompts=config.prompts, split=config.split)  # refused early
-    folder = open_run(config, config.name, TABLE_FILE)
-    try:
-        train_in(folder, pool, config, console)
-    except KeyboardInterrupt:
-        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
-        console.print("the same command goes on after them")
-        raise
+    workload = make_workload(config, pool, config.split)
+    with open_run(config, config.name, TABLE_FILE) as folder:
+        try:
+            train_in(folder, pool, config, workload, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+            console.print("the same command goes on after them")
+            raise
     console.print(f"model: {folder}  (compare it with --controllers none,ppo:{folder})")
     return folder
 
 
-def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Console) -> None:
+def train_in(
+    folder: Path, pool: ModelPool, config: TrainConfig, workload: Workload, console: Console
+) -> None:
     """Trains into a folder that may hold checkpoints of an earlier, stopped training."""
 
     def make_env() -> SpecDecodeEnv:
         return SpecDecodeEnv(
             pool,
-            config.workload,
-            prompts=config.prompts,
-            split=config.split,
+            workload,
             max_new_tokens=config.max_new_tokens,
             num_requests=config.requests_per_episode,
             reward=config.reward,
@@ -89,13 +64,20 @@ def train_in(folder: Path, pool: ModelPool, config: TrainConfig, console: Consol
     env = make_env()
     table = {"plans": env.action_names, "features": [f.name for f in env.features]}
     done = num_trained_steps(folder)
+    if workload.num_skipped:
+        console.print(describe_skipped(workload.num_skipped))
     if done:
         console.print(f"going on after {done} steps")
     board = Board(folder, first_step=done + 1)
-    board.hyperparameters(dataclasses.asdict(config.ppo) | {"reward": config.reward})
+    board.hyperparameters(
+        dataclasses.asdict(config.ppo)
+        | {"reward": config.reward, "skipped_prompts": workload.num_skipped}
+    )
     watcher = Watcher(board, config.ppo, done, pool.model(pool.target).experts)
     with watcher.progress(console):
-        train_ppo(make_env, table, folder, config.ppo, config.seed, board.scalars, watcher.on_step)
+        writes, on_step = board.scalars, watcher.on_step
+        with writing(folder / CHECKPOINTS):
+            train_ppo(make_env, table, folder, config.ppo, config.seed, writes, on_step)
     board.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,33 +13,13 @@ from specgym.envs.library import TraceLibrary
 from specgym.envs.replay import ReplayEnv
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import make_controller
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
 from specgym.runs.loop import DIVERGENCE_EVERY, Controller, run_steps
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.replay_training import ReplayTraining
+from specgym.runs.training_configs import BanditConfig
 
 STATE_FILE = "state.npz"
-
-
-@dataclasses.dataclass(frozen=True)
-class BanditConfig(ReplayConfig):
-    """Lets a bandit play recorded traces, and saves what it knows then.
-
-    Attributes:
-        options: Its options, as in ``compare``: ``scope=request:exploration=0.2``.
-        num_passes: Times that it plays all training requests.
-    """
-
-    options: str = ""
-    num_passes: int = 3
-
-    def __post_init__(self) -> None:
-        if self.num_passes < 1:
-            raise ValueError(f"num_passes: must be >= 1; got {self.num_passes}")
-
-    @property
-    def spec(self) -> str:
-        """The bandit as ``compare`` names it."""
-        return f"{self.agent}:{self.options}" if self.options else self.agent
 
 
 def train_bandit(config: BanditConfig, console: Console) -> Path:
@@ -51,12 +30,13 @@ def train_bandit(config: BanditConfig, console: Console) -> Path:
     """
     training = ReplayTraining(config)
     controller = make_bandit(training)
-    folder = open_run(config, config.run_name, STATE_FILE)
     bar = make_bar(f"training {config.agent}", "requests", console)
-    with bar:
-        task = bar.add_task("", total=config.num_passes * len(training.train), note="")
-        learn(training, controller, lambda: bar.advance(task))
-    save_state(folder / STATE_FILE, config.agent, controller.state_dict())
+    with open_run(config, config.run_name, STATE_FILE, goes_on=False) as folder:
+        with bar:
+            task = bar.add_task("", total=config.num_passes * len(training.train), note="")
+            learn(training, controller, lambda: bar.advance(task))
+        with writing(folder / STATE_FILE):
+            save_state(folder / STATE_FILE, config.agent, controller.state_dict())
     yardstick = training.yardstick(console)
     seconds = play_all(training.held_out, controller, config.seed)
     console.print(

@@ -5,45 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from specgym.agents.imitation import Choose, ImitationConfig, Table, train_imitation
+from specgym.agents.imitation import Choose, Table, train_imitation
 from specgym.agents.policy import Policy, save_policy
 from specgym.baselines.visits import Visits
 from specgym.envs.features import FEATURES_VERSION
 from specgym.runs.board import Board
 from specgym.runs.build_watch import make_bar
 from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining, describe
+from specgym.runs.replay_training import ReplayTraining, describe
+from specgym.runs.training_configs import ImitationTraining
 from specgym.runs.visits import collect_visits
-
-
-@dataclasses.dataclass(frozen=True)
-class ImitationTraining(ReplayConfig):
-    """Fits a policy to what every action costs on recorded traces. Begun anew when it was stopped.
-
-    Attributes:
-        recipe: The learner's settings.
-        num_rows: Requests that are decoded at once to visit states.
-        num_steps: Iterations of each row in a round.
-        exploration: Shares of random actions; rows take them in turn.
-    """
-
-    recipe: ImitationConfig = ImitationConfig()  # noqa: RUF009 (frozen)
-    num_rows: int = 192
-    num_steps: int = 120
-    exploration: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
-
-    def __post_init__(self) -> None:
-        if self.num_rows < 1 or self.num_steps < 1:
-            raise ValueError(
-                f"num_rows and num_steps: must be >= 1; got {self.num_rows} and {self.num_steps}"
-            )
-        if not self.exploration or not all(0.0 <= share <= 1.0 for share in self.exploration):
-            raise ValueError(f"exploration: must be shares from 0 to 1; got {self.exploration}")
+from specgym.runs.yardstick import Yardstick
 
 
 def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
@@ -53,12 +32,24 @@ def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
         ValueError: If the traces cannot be used, or a run of this name is finished.
     """
     training = ReplayTraining(config)
-    folder = open_run(config, config.run_name, POLICY_FILE)
-    yardstick = training.yardstick(console)
+    with open_run(config, config.run_name, POLICY_FILE, goes_on=False) as folder:
+        yardstick = training.yardstick(console)
+        about = fit_in(folder, training, yardstick, console)
+    training.report(about, yardstick, folder, console)
+    return folder
+
+
+def fit_in(
+    folder: Path, training: ReplayTraining, yardstick: Yardstick, console: Console
+) -> dict[str, Any]:
+    """Fits round by round and saves the last policy into a folder; what is said about it."""
+    config = training.config
+    assert isinstance(config, ImitationTraining)
+    recipe = config.recipe
     board = Board(folder, first_step=1)
-    board.hyperparameters(dataclasses.asdict(config.recipe))
+    board.hyperparameters(dataclasses.asdict(recipe))
     bar = make_bar("training imitation", "rounds", console)
-    task = bar.add_task("", total=config.recipe.num_rounds, note="")
+    task = bar.add_task("", total=recipe.num_rounds, note="")
     scores: dict[str, float] = {}
 
     def on_round(number: int, policy: Policy) -> None:
@@ -71,10 +62,10 @@ def train_by_imitation(config: ImitationTraining, console: Console) -> Path:
     with bar:
         policy = fit(training, on_round)
     board.close()
-    about = training.about() | {"step": config.recipe.num_rounds} | scores
-    save_policy(folder / POLICY_FILE, dataclasses.replace(policy, about=about))
-    training.report(about, yardstick, folder, console)
-    return folder
+    about = training.about() | {"step": recipe.num_rounds} | scores
+    with writing(folder / POLICY_FILE):
+        save_policy(folder / POLICY_FILE, dataclasses.replace(policy, about=about))
+    return about
 
 
 def judge_imitation(training: ReplayTraining) -> np.ndarray:

@@ -15,13 +15,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from specgym.agents.policy import Policy, load_policy, save_policy
 from specgym.agents.ppo import CHECKPOINTS, newest_checkpoint, num_trained_steps
-from specgym.agents.recipes import (
-    PolicyGradient,
-    QLearning,
-    dqn_recipe,
-    maskable_ppo_recipe,
-    ppo_recipe,
-)
 from specgym.agents.sb3 import Pauses, export_policy, learn
 from specgym.agents.sb3_vector import SB3Vector
 from specgym.envs.disturbances import Disturbance
@@ -31,53 +24,21 @@ from specgym.envs.rewards import paced_utility
 from specgym.envs.vector_replay import VectorReplay
 from specgym.runs.board import Board
 from specgym.runs.controllers import POLICY_FILE
+from specgym.runs.disk import writing
 from specgym.runs.folder import open_run
-from specgym.runs.replay_training import ReplayConfig, ReplayTraining
+from specgym.runs.replay_training import ReplayTraining
 from specgym.runs.replay_watch import BEST_FILE, ReplayWatcher
-from specgym.runs.train_bandit import BanditConfig, judge_bandit, train_bandit
-from specgym.runs.train_imitation import ImitationTraining, judge_imitation, train_by_imitation
+from specgym.runs.train_bandit import judge_bandit, train_bandit
+from specgym.runs.train_imitation import judge_imitation, train_by_imitation
+from specgym.runs.training_configs import (
+    SETTINGS,
+    NetworkConfig,
+    PolicyGradientConfig,
+    QLearningConfig,
+    ReplayConfig,
+    find_settings,
+)
 from specgym.runs.yardstick import argmax_of, fixed_seconds, play, split_requests
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkConfig(ReplayConfig):
-    """Trains a network on recorded traces.
-
-    Attributes:
-        validate_every: Every n-th training request is not fitted on but chooses the best policy.
-        num_evaluations: Times that it is measured on the way, and saved.
-    """
-
-    validate_every: int = 5
-    num_evaluations: int = 20
-
-    def __post_init__(self) -> None:
-        if self.validate_every < 2:
-            raise ValueError(f"validate_every: must be >= 2; got {self.validate_every}")
-        if self.num_evaluations < 1:
-            raise ValueError(f"num_evaluations: must be >= 1; got {self.num_evaluations}")
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyGradientConfig(NetworkConfig):
-    """Trains PPO or MaskablePPO on recorded traces.
-
-    Attributes:
-        recipe: The learner's settings.
-    """
-
-    recipe: PolicyGradient = maskable_ppo_recipe()  # noqa: RUF009 (frozen)
-
-
-@dataclasses.dataclass(frozen=True)
-class QLearningConfig(NetworkConfig):
-    """Trains DQN on recorded traces.
-
-    Attributes:
-        recipe: The learner's settings.
-    """
-
-    recipe: QLearning = dqn_recipe()  # noqa: RUF009 (frozen)
 
 
 def train_network(config: NetworkConfig, console: Console) -> Path:
@@ -88,16 +49,18 @@ def train_network(config: NetworkConfig, console: Console) -> Path:
             with other settings.
     """
     training = ReplayTraining(config)
-    folder = open_run(config, config.run_name, POLICY_FILE)
-    yardstick = training.yardstick(console)
-    try:
-        train_in(
-            folder, training, config, lambda policy: training.measure(policy, yardstick), console
-        )
-    except KeyboardInterrupt:
-        console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
-        console.print("the same command goes on after them")
-        raise
+    with open_run(config, config.run_name, POLICY_FILE) as folder:
+        yardstick = training.yardstick(console)
+
+        def more(policy: Policy) -> dict[str, float]:
+            return training.measure(policy, yardstick)
+
+        try:
+            train_in(folder, training, config, more, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; {num_trained_steps(folder)} steps are in {folder}")
+            console.print("the same command goes on after them")
+            raise
     training.report(load_policy(folder / POLICY_FILE).about, yardstick, folder, console)
     return folder
 
@@ -146,7 +109,7 @@ def train_in(
     )
     every = max(recipe.num_steps // config.num_evaluations, 1)
     pauses = Pauses(every, watcher.on_update, watcher.on_pause)
-    with watcher.bar:
+    with watcher.bar, writing(folder / CHECKPOINTS):
         model = learn(
             config.agent,
             SB3Vector(venv),
@@ -159,7 +122,8 @@ def train_in(
         )
         watcher.on_pause(model)
     board.close()
-    save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
+    with writing(folder / POLICY_FILE):
+        save_policy(folder / POLICY_FILE, load_policy(folder / BEST_FILE))
     shutil.rmtree(folder / CHECKPOINTS)
     (folder / BEST_FILE).unlink()
 
@@ -202,21 +166,17 @@ class Agent:
     judge: Callable[[ReplayTraining], np.ndarray]
 
 
-AGENTS = {
-    agent.settings.agent: agent
-    for agent in (
-        Agent(PolicyGradientConfig("ppo", recipe=ppo_recipe()), train_network, judge_network),
-        Agent(
-            PolicyGradientConfig("maskable-ppo", recipe=maskable_ppo_recipe()),
-            train_network,
-            judge_network,
-        ),
-        Agent(QLearningConfig("dqn", recipe=dqn_recipe()), train_network, judge_network),
-        Agent(ImitationTraining("imitation"), train_by_imitation, judge_imitation),
-        Agent(BanditConfig("ucb"), train_bandit, judge_bandit),
-        Agent(BanditConfig("linucb"), train_bandit, judge_bandit),
-    )
+NETWORK = (train_network, judge_network)
+BANDIT = (train_bandit, judge_bandit)
+METHODS: dict[str, tuple[Callable[..., Path], Callable[[ReplayTraining], np.ndarray]]] = {
+    "ppo": NETWORK,
+    "maskable-ppo": NETWORK,
+    "dqn": NETWORK,
+    "imitation": (train_by_imitation, judge_imitation),
+    "ucb": BANDIT,
+    "linucb": BANDIT,
 }
+AGENTS = {name: Agent(settings, *METHODS[name]) for name, settings in SETTINGS.items()}
 
 
 def find_agent(name: str) -> Agent:
@@ -225,8 +185,5 @@ def find_agent(name: str) -> Agent:
     Raises:
         ValueError: If no such agent learns from traces.
     """
-    if name not in AGENTS:
-        raise ValueError(
-            f"agent: no agent {name!r} learns from traces; there are {', '.join(AGENTS)}"
-        )
+    find_settings(name)
     return AGENTS[name]

@@ -114,3 +114,35 @@ def test_only_the_text_api_is_named_where_it_may_not_be_imported():
     assert named == {"specgym.runs.api": "__init__.py", "specgym.runs.hf": "__init__.py"}
     assert specgym.engine.Engine.__module__ == "specgym.runs.api"
     assert specgym.engine.hf_generate.__module__ == "specgym.runs.hf"
+
+
+def unpickling(path):
+    """Lines of a file that read a pickle, or could."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name, given = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+        is_safe = (
+            name not in ("torch.load", "VecNormalize.load")
+            and not name.endswith((".load_replay_buffer", ".save_replay_buffer"))
+            and given.get("allow_pickle", "False") == "False"
+        ) or (name == "torch.load" and given.get("weights_only") == "True")
+        if not is_safe:
+            yield f"{path.name}, line {node.lineno}: {name}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_is_unpickled(package):
+    """But for stable-baselines3's zips, which it reads itself when a training goes on."""
+    for path in modules(package):
+        assert not set(imported(path)) & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+        assert list(unpickling(path)) == []
+
+
+def test_the_pickle_check_sees_every_form(tmp_path):
+    path = tmp_path / "source.py"
+    for source in ("torch.load(p)", "np.load(p, allow_pickle=True)", "m.load_replay_buffer(p)"):
+        path.write_text(source, encoding="utf-8")
+        assert len(list(unpickling(path))) == 1
+    path.write_text("torch.load(p, weights_only=True), np.load(p)", encoding="utf-8")
+    assert list(unpickling(path)) == []

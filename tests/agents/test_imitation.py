@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specgym.agents import imitation
-from specgym.agents.cost_networks import FitConfig
 from specgym.agents.imitation import (
     Fitted,
     ImitationConfig,
@@ -18,6 +17,7 @@ from specgym.agents.imitation import (
     train_imitation,
 )
 from specgym.agents.policy import Policy
+from specgym.agents.recipes import FitConfig
 from specgym.baselines.visits import Visits, values_of
 
 PLANS = ((("target",), 0), (("ngram", "target"), 1))

@@ -195,9 +195,9 @@ def test_a_stop_string_inside_a_token_is_seen():
 
 
 def test_stop_strings_that_cannot_work_are_refused_before_decoding(pool):
-    with pytest.raises(ValueError, match="stop: must be a tuple"):
+    with pytest.raises(ValueError, match="stop: must be a list"):
         DecodeRequest((1,), 4, stop="END")
-    with pytest.raises(ValueError, match="none of them empty"):
+    with pytest.raises(ValueError, match="strings that are not empty"):
         DecodeRequest((1,), 4, stop=("END", ""))
     with pytest.raises(ValueError, match="need a pool with a tokenizer"):
         start(pool, [DecodeRequest((1,), 4, stop=("END",))], CountingClock())

@@ -204,7 +204,10 @@ def test_text_is_encoded_as_a_chat_turn_where_there_is_a_template():
     ("fields", "message"),
     [
         ({"prompt": (), "max_new_tokens": 4}, "prompt: must hold at least one token"),
-        ({"prompt": (1,), "max_new_tokens": -1}, "max_new_tokens: must be >= 0; got -1"),
+        (
+            {"prompt": (1,), "max_new_tokens": -1},
+            "max_new_tokens: must be a whole number >= 0; got -1",
+        ),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(fields, message):

@@ -1,8 +1,12 @@
 """Plans: what is legal, what they are called, and when they fit."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
-from specgym.engine.types import ForwardCost, Plan, StepResult
+from specgym.engine.decoding import DecodeRequest
+from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
 
 
 @pytest.mark.parametrize(
@@ -72,3 +76,64 @@ def test_a_step_result_sums_over_rows_and_levels():
     )
     assert (result.num_tokens, result.num_drafted, result.num_accepted) == (4, 5, 2)
     assert result.role_seconds == {"draft": 1.5, "verify": 2.0, "catchup": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", True),
+        ("temperature", float("nan")),
+        ("top_k", 2.5),
+        ("top_k", "8"),
+        ("top_k", True),
+        ("top_k", -1),
+        ("top_p", "half"),
+        ("top_p", None),
+        ("seed", 1.5),
+        ("seed", "x"),
+        ("seed", 2**64),
+    ],
+)
+def test_sampling_of_another_type_is_refused_with_field_rule_and_value(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}: must be a .*; got ") as error:
+        SamplingParams(**{field: value})
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", "8"),
+        ("max_new_tokens", True),
+        ("max_new_tokens", None),
+        ("max_new_tokens", -1),
+        ("prompt", "text"),
+        ("prompt", None),
+        ("prompt", (1, 2.0)),
+        ("prompt", (True,)),
+        ("prompt", 3),
+        ("sampling", {"temperature": 1.0}),
+        ("eos_ids", "end"),
+        ("eos_ids", 2),
+        ("stop", None),
+        ("stop", "end"),
+        ("stop", ("end", 1)),
+        ("stop", ("",)),
+    ],
+)
+def test_a_request_of_another_type_is_refused_with_field_rule_and_value(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}: must be .*; got ") as error:
+        DecodeRequest(**{"prompt": (1,), "max_new_tokens": 4, field: value})
+    assert repr(value) in str(error.value)
+
+
+def test_numbers_of_numpy_become_pythons():
+    ours = SamplingParams(np.float32(0.5), np.int64(3), np.float64(0.9), np.uint8(7))
+    assert ours == SamplingParams(0.5, 3, 0.9, 7)
+    assert [type(value) for value in dataclasses.astuple(ours)] == [float, int, float, int]
+    asked = DecodeRequest(np.array([1, 2]), np.int32(5), eos_ids=[np.int64(2)], stop=["a"])
+    assert asked == DecodeRequest((1, 2), 5, eos_ids=frozenset({2}), stop=("a",))
+    assert {type(token) for token in (*asked.prompt, asked.max_new_tokens)} == {int}

@@ -3,6 +3,7 @@
 import inspect
 import json
 
+import numpy as np
 import pytest
 from transformers import GenerationConfig
 
@@ -76,6 +77,7 @@ CHANGES = {
 }
 # Tests below; of batches in test_batch.py.
 ON_THEIR_OWN = {"pool", "prompts", "split", "k_values", "chains", "device", "batch_size"}
+ON_THEIR_OWN |= {"skip_too_long"}  # in test_room.py
 
 
 def test_every_argument_has_a_test_here():
@@ -179,10 +181,11 @@ def test_a_workload_by_name_is_the_built_in_one(make_env, name):
         ({"device": "cpu"}, "the pool 'tiny' was built with its own"),
         ({"split": "train"}, "the workload 'tiny' was given with its requests"),
         ({"prompts": "file.jsonl"}, "the workload 'tiny' was given with its requests"),
-        ({"max_new_tokens": 0}, "max_new_tokens and num_requests: must be >= 1; got 0 and 1"),
-        ({"num_requests": 0}, "max_new_tokens and num_requests: must be >= 1; got 24 and 0"),
+        ({"skip_too_long": True}, "the workload 'tiny' was given with its requests"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be a whole number >= 1; got 0"),
+        ({"num_requests": 0}, "num_requests: must be a whole number >= 1; got 0"),
         ({"reward": "speed"}, "reward: no reward 'speed'"),
-        ({"clock": "sun"}, "clock: must be 'wall' or 'counting'; got 'sun'"),
+        ({"clock": "sun"}, "clock: must be 'wall', 'counting' or a Clock; got 'sun'"),
         ({"render_mode": "human"}, "render_mode: must be None or 'ansi'; got 'human'"),
         ({"stop": "end"}, "stop: must be a list of strings that are not empty; got 'end'"),
         ({"stop": ["end", ""]}, "stop: must be a list of strings that are not empty"),
@@ -192,3 +195,58 @@ def test_a_workload_by_name_is_the_built_in_one(make_env, name):
 def test_an_argument_that_cannot_be_honoured_is_refused(make_env, changes, message):
     with pytest.raises(ValueError, match=message):
         make_env(**changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pool", 5),
+        ("workload", None),
+        ("workload", 5),
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", "8"),
+        ("max_new_tokens", True),
+        ("num_requests", 1.5),
+        ("batch_size", "2"),
+        ("batch_size", True),
+        ("reward", 3),
+        ("exact", "yes"),
+        ("exact", 1),
+        ("clock", 5),
+        ("sampling", {"temperature": 1.0}),
+        ("stop", None),
+        ("stop", [1]),
+        ("baseline", 0.5),
+        ("skip_too_long", "no"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_with_field_and_value(make_env, field, value):
+    with pytest.raises(ValueError, match=f"^{field}: ") as error:
+        make_env(**{field: value})
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("k_values", 4),
+        ("k_values", "4"),
+        ("k_values", (1, 2.5)),
+        ("k_values", (True, 2)),
+        ("k_values", ("a",)),
+        ("chains", "ngram>target"),
+        ("chains", [("ngram", "target")]),
+        ("device", 0),
+    ],
+)
+def test_a_spec_goes_with_arguments_of_their_types(make_env, monkeypatch, field, value):
+    monkeypatch.setattr(decode, "load_pool", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        make_env(**{"pool": "some", field: value})
+
+
+def test_numbers_of_numpy_are_fine(make_env):
+    counts = {"max_new_tokens": np.int64(5), "num_requests": np.int32(2), "batch_size": np.uint8(2)}
+    env = make_env(**counts)
+    json.dumps(env.reset(seed=0)[1]["max_new_tokens"])
+    assert (env.max_new_tokens, env.num_requests, env.batch_size) == (5, 2, 2)

@@ -119,7 +119,7 @@ def test_render_shows_every_row(make_env, play):
 def test_arguments_that_do_not_go_together_are_refused(make_env, request_of):
     with pytest.raises(ValueError, match=r"batch_size: must be in 1..num_requests = 2; got 3"):
         make_env(batch_size=3, num_requests=2)
-    with pytest.raises(ValueError, match="must be >= 1"):
+    with pytest.raises(ValueError, match="must be a whole number >= 1"):
         make_env(batch_size=0)
     with pytest.raises(ValueError, match="goes with batch_size=1"):
         make_env(batch_size=2).reset(options=request_of("abc"))

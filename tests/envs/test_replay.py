@@ -224,7 +224,7 @@ def test_a_file_is_as_good_as_its_traces(tmp_path, play, by_chance):
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"num_requests": 0}, "num_requests: must be >= 1; got 0"),
+        ({"num_requests": 0}, "num_requests: must be a whole number >= 1; got 0"),
         ({"order": "backwards"}, "order: must be permuted or recorded; got 'backwards'"),
         ({"reward": "fun"}, "reward: no reward 'fun'"),
         ({"split": "train"}, "the library was made with its own"),

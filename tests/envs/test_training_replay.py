@@ -38,5 +38,5 @@ def test_statistics_are_forgotten_after_so_many_requests(library):
 
 
 def test_forgetting_needs_a_request(library):
-    with pytest.raises(ValueError, match="forget_after: must be >= 1"):
+    with pytest.raises(ValueError, match="forget_after: must be a whole number >= 1"):
         VectorReplay(library, 2, forget_after=0)

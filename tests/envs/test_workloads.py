@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 import pytest
 
-from specgym.envs.workloads import Workload, built_in_prompts, get_workload, load_prompts
+from specgym.envs.workloads import Request, Workload, built_in_prompts, get_workload, load_prompts
 
 CATEGORIES = ("code", "math", "extract", "chat")
 MIXES = {
@@ -348,3 +348,27 @@ def test_a_path_that_is_no_file_says_so(tmp_path):
         load_prompts(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"prompts: .* cannot be read .*; give the path"):
         get_workload("all", prompts=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get_workload(5), "^workload: must be a name .*, not 5$"),
+        (lambda: get_workload(None), "^workload: must be a name .*, not None$"),
+        (lambda: get_workload("all", prompts=5), "^prompts: must be the path .*, not 5$"),
+        (lambda: get_workload("all", split=None), "^split: must be one of .*, not None$"),
+        (lambda: get_workload("phases", phase_length=2.5), "^phase_length: .*, not 2.5$"),
+        (lambda: get_workload("phases", phase_length=True), "^phase_length: .*, not True$"),
+        (lambda: load_prompts(None), "^prompts: must be the path .*, not None$"),
+        (lambda: Request("a", None, "x"), "^request.prompt: must be a text, not None$"),
+        (lambda: Request(1, "a", "x"), "^request.id: must be a text, not 1$"),
+        (lambda: Workload("w", [Request("a", "a", "x")]), "^groups: must be tuples of Requests"),
+        (lambda: Workload("w", (("text",),)), "^groups: must be tuples of Requests"),
+        (lambda: Workload("w", ()), "^groups: must hold"),
+        (lambda: Workload("w", ((),)), "^groups: must hold"),
+        (lambda: Workload("w", ((Request("a", "a", "x"),),), 1.5), "^run_length: .*, not 1.5$"),
+    ],
+)
+def test_values_of_another_type_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

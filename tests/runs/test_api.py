@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 
 import specgym.engine
@@ -149,9 +150,9 @@ def test_an_engine_fault_names_its_member_and_there_is_no_result(engine, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be a whole number >= 1"),
         ({"stop": "END"}, "stop: must be a list"),
-        ({"stop": [""]}, "none of them empty"),
+        ({"stop": [""]}, "strings that are not empty"),
         ({"controller": "specruter"}, "did you mean 'specrouter'"),
         ({"controller": "static:draft@5"}, "draft@5"),
         ({"prompts": "  "}, "prompt: must not be empty"),
@@ -174,3 +175,61 @@ def test_an_engine_comes_from_a_pool_by_name(tiny_spec):
     assert engine.stream("abc abc", controller="static:ngram@2", max_new_tokens=4).result.text
     with pytest.raises(AttributeError, match="no attribute 'Engin'"):
         specgym.engine.Engin  # noqa: B018 (the lookup raises)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompts", None),
+        ("prompts", 5),
+        ("prompts", b"bytes"),
+        ("prompts", ["fine", None]),
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", "8"),
+        ("max_new_tokens", True),
+        ("max_new_tokens", None),
+        ("sampling", None),
+        ("sampling", {"temperature": 1.0}),
+        ("stop", None),
+        ("stop", "end"),
+        ("stop", [1]),
+        ("controller", None),
+        ("controller", 3),
+        ("controller", object()),
+    ],
+)
+def test_arguments_of_another_type_are_refused_with_field_and_value(engine, field, value):
+    calls = [lambda: engine.generate(**{"prompts": "a b", field: value})]
+    given = {"prompt" if field == "prompts" else field: value}
+    calls.append(lambda: engine.stream(**{"prompt": "a b"} | given))
+    for call in calls:
+        with pytest.raises(ValueError, match=f"^{field.removesuffix('s')}s?: must be ") as error:
+            call()
+        assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pool": "smollm2"}, "pool: must be a ModelPool; got 'smollm2'; Engine.from_pool"),
+        ({"exact": "yes"}, "exact: must be True or False; got 'yes'"),
+        ({"clock": 5}, "clock: must be 'wall', 'counting' or a Clock; got 5"),
+    ],
+)
+def test_an_engine_of_other_things_is_refused(pool, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(**{"pool": pool} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("name", None), ("k_values", 4), ("k_values", (1.5,)), ("chains", "a>b"), ("compiled", 1)],
+)
+def test_a_spec_goes_with_values_of_their_types(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: must be "):
+        Engine.from_pool(**{field: value})
+
+
+def test_numbers_of_numpy_are_fine(engine, plain):
+    result = engine.generate(PROMPTS[0], controller="none", max_new_tokens=np.int64(4))[0]
+    assert result.tokens == plain[0][:4]

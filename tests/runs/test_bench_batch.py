@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specgym.runs.bench_batch import BatchBench
+from specgym.runs.bench_configs import BatchBench
 from specgym.runs.cli import main
 
 

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from specgym.engine.testing import tiny_llama, tiny_tokenizer
-from specgym.runs.bench_moe import STATIC_K, MoeBench, bench_moe
+from specgym.runs.bench_configs import MoeBench
+from specgym.runs.bench_moe import STATIC_K, bench_moe
 from specgym.runs.cli import main
 
 RATIOS = {

@@ -27,7 +27,8 @@ from specgym.engine.sources import LoadedModel
 from specgym.engine.testing import tiny_llama
 from specgym.runs import bench_peers, peer_envs, peer_workers
 from specgym.runs.bandwidth import MemoryReader, read
-from specgym.runs.bench_peers import PeersBench, bench_prompts
+from specgym.runs.bench_configs import PeersBench
+from specgym.runs.bench_peers import bench_prompts
 from specgym.runs.byte_floor import ByteFloor, drafter_bytes, weight_bytes
 from specgym.runs.cli import main
 from specgym.runs.peer_envs import READY, PeerError, PeerRecipe, build_environment

@@ -27,6 +27,7 @@ from specgym.engine.students import load_student
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
 from specgym.runs import build
 from specgym.runs.cli import main
+from specgym.runs.folder import LOCK_FILE, one_writer
 
 DRAFTERS = ("eagle", "small", "mid")
 TEMPLATE = (
@@ -62,6 +63,13 @@ def built(target, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "out"
     assert main(command(target, out)) == 0
     return out
+
+
+def test_a_second_writer_is_refused_with_the_first_ones_process(target, tmp_path, capsys):
+    with one_writer(tmp_path, tmp_path / LOCK_FILE, "", option="--out"):
+        assert main(command(target, tmp_path)) == 2
+        assert f"process {os.getpid()}" in " ".join(capsys.readouterr().err.split())
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
 def test_the_files_are_there_and_a_pool_takes_the_head(built, target):

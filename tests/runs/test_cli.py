@@ -4,9 +4,9 @@ import io
 import pytest
 
 from specgym.runs.cli import main, split_lists
-from specgym.runs.compare import CompareConfig
-from specgym.runs.generate import GenerateConfig
-from specgym.runs.settings import PoolSettings, make_pool
+from specgym.runs.configs import CompareConfig, GenerateConfig
+from specgym.runs.making import make_pool
+from specgym.runs.settings import PoolSettings
 
 
 def test_help_lists_the_commands(capsys):

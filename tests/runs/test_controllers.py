@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -35,6 +37,26 @@ def test_every_name_makes_a_controller(name):
         ("learned", "no policy is shipped for the pool ''.*specgym record.*specgym train"),
         ("learned:nowhere.npz", "no file nowhere.npz"),
         ("none:state=x", "no options"),
+        ("static:", "'static:': nothing stands behind the colon; leave it out"),
+        ("ucb:", "nothing stands behind the colon"),
+        ("learned:", "nothing stands behind the colon"),
+        ("ppo:", "nothing stands behind the colon"),
+        ("static:4", "plan must be one of .*, got '4'"),
+        ("ucb:exploration=abc", "'ucb:exploration=abc': exploration must be a number .* 'abc'"),
+        ("ucb:exploration=true", "exploration must be a number from 0 to 1e.06, got True"),
+        ("ucb:exploration=none", "exploration must be a number .*, got None"),
+        ("ucb:scope=2", "scope must be one of request, stream, got 2"),
+        ("ucb:scope=request:scope=stream", "scope is given twice"),
+        ("linucb:num_warm_up=2.5", "num_warm_up must be a whole number >= 2, got 2.5"),
+        ("linucb:state=", "there is no file"),
+        ("random:seed=abc", "seed must be a whole number >= 0, got 'abc'"),
+        ("specrouter:window=abc", "window must be a whole number >= 1, got 'abc'"),
+        ("specrouter:window=true", "window must be a whole number >= 1, got True"),
+        ("specrouter:memory=abc", "memory must be a number from 0 to 1, got 'abc'"),
+        ("test-and-set:own_baseline=maybe", "own_baseline must be true or false, got 'maybe'"),
+        ("test-and-set:k_max=2.5", "k_max must be a whole number >= 1, got 2.5"),
+        ("test-and-set:chain=5:chains=fixed", "chain must be one of .*, got 5"),
+        ("test-and-set:tolerance=x", "tolerance must be a number from 0 to 1, got 'x'"),
     ],
 )
 def test_errors_say_the_way_out(spec, message):
@@ -107,3 +129,13 @@ def test_options_reach_the_controller():
 def test_static_runs_a_plan_of_any_chain():
     mask = [True] * len(PLANS)
     assert make_controller("static:draft>mid@2", PLANS, [], 0).act(None, mask) == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("value", ["abc", "2.5", "true", "none", "-1", "nan", ""])
+def test_no_value_of_an_option_fails_in_the_depths(name, value):
+    """Each is taken, or refused with a ValueError: never another error."""
+    parameters = inspect.signature(FACTORIES[name]).parameters
+    for option in [each for each in parameters if each not in ("plans", "plan", "features")]:
+        with contextlib.suppress(ValueError):
+            make_controller(f"{name}:{option}={value}", PLANS, [], 0)

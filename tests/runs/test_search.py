@@ -15,8 +15,8 @@ from specgym.runs.candidates import CANDIDATES, changed
 from specgym.runs.cli import main
 from specgym.runs.folds import cross_validate, estimate_causal, make_folds
 from specgym.runs.search import RECIPE
-from specgym.runs.train_imitation import ImitationTraining
 from specgym.runs.train_replay import AGENTS
+from specgym.runs.training_configs import ImitationTraining
 
 SMALL = "num_rows=8 num_steps=12 recipe.own_rounds=1 recipe.num_networks=2"
 
