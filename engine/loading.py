@@ -110,10 +110,8 @@ def load_pool(
         device: Where the models run.
         dtype: Type of the weights.
         graphs: Replay captured CUDA graphs where the device has them.
-        compiled: Compile the lean forwards with torch.compile, for tens of seconds per shape; in
-            exact mode the tokens may then be other ones at near-ties than without. On a CPU a
-            compiled window reads bf16, and the first one of a text is not compiled: its bits may
-            depend on the first plan.
+        compiled: Compile the lean forwards on CUDA with torch.compile, for tens of seconds per shape;
+            in exact mode the tokens may then be other ones at near-ties than without.
 
     Raises:
         ValueError: If the spec cannot be read, a folder holds no model, or tokenizers differ.

@@ -142,6 +142,7 @@ def tiny_pool(
     dtype: torch.dtype = torch.float32,
     eos_ids: Sequence[int] = (),
     lean: bool = True,
+    compiled: bool = True,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> ModelPool:
     """Prompt lookup, two drafters of growing quality (``draft``, ``mid``) and a target.
@@ -158,7 +159,10 @@ def tiny_pool(
     names = ("draft", "mid")
     drafters = [perturbed(target, each, seed + 1 + i) for i, each in enumerate(noise)]
     models = [*zip(names, drafters, strict=False), ("target", target)]
-    members = [ModelMember(name, frozen(model, dtype), lean=lean) for name, model in models]
+    members = [
+        ModelMember(name, frozen(model, dtype), lean=lean, compiled=compiled)
+        for name, model in models
+    ]
     return ModelPool(
         [NGramMember(), *members],
         k_values=k_values,

@@ -26,7 +26,7 @@ class PoolSettings:
         dtype: Type of the weights; ``auto`` is bfloat16.
         exact: Fixed shapes: the output equals plain decoding bit for bit, whatever the plans.
         graphs: Replay captured CUDA graphs where the device has them.
-        compile: Compile the lean forwards with torch.compile: tens of seconds per shape.
+        compile: On CUDA, compile the lean forwards with torch.compile: tens of seconds per shape.
     """
 
     pool: str = "smollm2"

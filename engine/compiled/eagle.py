@@ -171,7 +171,7 @@ class CompiledEagle:
         if cache.num_slots > len(self.table):
             self.table = make_table(self.rotary, 1 << (cache.num_slots - 1).bit_length())
         machine = self.machine
-        machine.make_room(num_tokens, cache.num_slots, thread_count())
+        machine.make_room(num_tokens, cache.num_slots, thread_count(self.program))
         firsts = fill_tokens(machine.tokens, cache, fed)
         num_source_slots = features.shape[1]
         flat = [

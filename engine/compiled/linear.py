@@ -34,7 +34,7 @@ class CompiledLinear:
         if len(rows_NI) == 0:
             return out
         machine = self.machine
-        machine.make_room(len(rows_NI), 1, thread_count())
+        machine.make_room(len(rows_NI), 1, thread_count(self.program))
         machine.table[self.rows.index] = rows_NI.data_ptr(), 4 * rows_NI.shape[1]
         machine.table[self.out.index] = out.data_ptr(), 4 * self.num_outputs
         machine.run(len(rows_NI), 0, Given())

@@ -321,7 +321,7 @@ class CompiledLlama:
             self.arrange()
         if cache.num_slots > len(self.table):
             self.table = make_table(self.rotary, 1 << (cache.num_slots - 1).bit_length())
-        self.machine.make_room(num_tokens, cache.num_slots, thread_count())
+        self.machine.make_room(num_tokens, cache.num_slots, thread_count(self.program))
         return self.machine
 
     def run(self, cache: MaskedKVCache, num_tokens: int, num_wanted: int, mask: int = 0) -> None:
@@ -393,7 +393,7 @@ class CompiledMixture:
     def __call__(self, rows_NH: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         """The experts' output added to the rows, float32 [N, H]; the router chooses anew."""
         states = rows_NH.float().contiguous().clone()
-        self.machine.make_room(len(states), 1, thread_count())
+        self.machine.make_room(len(states), 1, thread_count(self.program))
         self.machine.table[self.states.index] = states.data_ptr(), 4 * states.shape[1]
         self.machine.run(len(states), 0, Given())
         return states

@@ -30,6 +30,7 @@ from specgym.engine.compiled.team import allocate, get_team
 from specgym.engine.compiled.tiles import MAX_BLOCKS, MAX_ROWS
 from specgym.engine.compiled.vectors import LANES
 
+SMALL = 1 << 20  # bytes of weights that one thread reads while two would meet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +336,7 @@ class Machine:
 
     def __init__(self, program: Program):
         self.program = program
-        self.team = get_team()
+        get_team()  # compiles now, rather than in a timed forward
         self.capacity = self.num_slots = self.num_threads = 0
         self.job = allocate(8 * Job.SIZE).view(np.int64)
         self.set_ops(program.ops)
@@ -408,7 +409,7 @@ class Machine:
         job[Job.VALID], job[Job.ROTARY], job[Job.MASK] = given.valid, given.rotary, given.mask
         job[Job.FEATURES], job[Job.GUESSES] = given.features, given.guesses
         job[Job.NUM_THREADS] = self.num_threads
-        self.team.run(job.ctypes.data, self.num_threads)
+        get_team().run(job.ctypes.data, self.num_threads)
 
     def rows(self, buffer: Buffer, tokens: Sequence[int]) -> np.ndarray:
         """A copy of these tokens' rows of a buffer, float32 [..., width]."""
@@ -418,6 +419,6 @@ class Machine:
         return np.stack([whole[width * t : width * t + buffer.width] for t in tokens])
 
 
-def thread_count() -> int:
-    """Threads that forwards are run with: torch's setting."""
-    return torch.get_num_threads()
+def thread_count(program: Program) -> int:
+    """Threads that a program is run with: torch's setting, and one where waiting takes longer."""
+    return 1 if program.arena.num_bytes < SMALL else torch.get_num_threads()

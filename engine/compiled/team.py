@@ -5,6 +5,7 @@ Threads wait for work by looking for a fraction of a millisecond, then sleep unt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -101,6 +102,8 @@ class CodeCache(FunctionCache):
         except Exception as error:
             logger.warning("compiled code in %s cannot be read: %s", self.cache_path, error)
             found = None
+            with contextlib.suppress(OSError):
+                self.flush()
         if found is None:
             print(f"specgym: compiling for {PROCESSOR}, once: about 20 seconds", file=sys.stderr)
         return found

@@ -58,26 +58,28 @@ def write_tiny_fixture():
     return write_tiny
 
 
-def tiny_eagle(target, dtype):
+def tiny_eagle(target, dtype, compiled=True):
     """A random head on a tiny target, before a member takes the target over."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         head = EagleHead(EagleShape(tiny_llama().config, (), True, 61, 32))
     for weight in head.parameters():
         weight.data.mul_(2.0 if weight.ndim > 1 else 1.0).requires_grad_(False)
-    return EagleMember("eagle", EagleCheckpoint(head.to(dtype), None, None, None), target)
+    checkpoint = EagleCheckpoint(head.to(dtype), None, None, None)
+    return EagleMember("eagle", checkpoint, target, compiled=compiled)
 
 
 @functools.cache
-def make_full_pool(kind="llama", dtype=torch.float32, lean=True):
+def make_full_pool(kind="llama", dtype=torch.float32, lean=True, compiled=True):
     """Every kind of member: lookup, an EAGLE head, two models, a target (dense or a mixture)."""
     target = (tiny_llama if kind == "llama" else tiny_mixtral)(3)
     drafters = [perturbed(target, noise, seed) for seed, noise in ((4, 0.15), (5, 0.05))]
     target = target.to(dtype)
-    members = [NGramMember(), tiny_eagle(target, dtype)]
+    members = [NGramMember(), tiny_eagle(target, dtype, compiled)]
     for name, model in zip(("draft", "mid"), drafters, strict=True):
-        members.append(ModelMember(name, model.to(dtype), lean=lean))
-    return ModelPool([*members, ModelMember("target", target, lean=lean)], k_values=range(1, 7))
+        members.append(ModelMember(name, model.to(dtype), lean=lean, compiled=compiled))
+    members.append(ModelMember("target", target, lean=lean, compiled=compiled))
+    return ModelPool(members, k_values=range(1, 7))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.linears import FEW_ROWS
 from specgym.engine.loading import load_pool, parse_pool
 from specgym.engine.members import ModelMember
 from specgym.engine.sources import is_local, load_source
@@ -13,6 +12,7 @@ from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokeni
 from specgym.engine.upcycling import Upcycling, parse_upcycling, upcycle
 
 PROMPT = tuple(range(3, 43))
+FEW_ROWS = 8
 SHAPES = ((8, 2), (2, 1), (16, 4), (3, 3))
 
 
@@ -35,7 +35,7 @@ def test_it_computes_the_dense_models_function(num_experts, per_token, lean):
     member = ModelMember("target", mixture, lean=lean)
     logits = member.forward(member.new_memory(1, 64), [PROMPT])
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
-    assert (member.lean is not None) == lean
+    assert (member.compiled is not None) == lean
 
 
 def test_in_bf16_the_most_likely_tokens_are_the_dense_models():
