@@ -47,7 +47,7 @@ class HedgeSpec(OnlineController):
         algorithm" (2009).
     """
 
-    kept = ("model", "regrets", "is_new", "rng")
+    kept = ("model", "regrets", "weights", "is_new", "rng")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class HedgeSpec(OnlineController):
     def _forget(self) -> None:
         self._model = PlanModel(self._plans, self._window)
         self._regrets = np.zeros(len(self._plans))
+        self._weights = np.ones(len(self._plans))
         self._is_new = [True] * len(self._plans)
 
     def act(self, observation: np.ndarray, mask: np.ndarray) -> int:
@@ -79,7 +80,9 @@ class HedgeSpec(OnlineController):
         fresh = next((expert for expert in experts if self._is_new[expert]), None)
         if fresh is not None or not experts:
             return fresh or 0
-        cumulated = normal_hedge(self._regrets[experts]).cumsum()
+        cumulated = self._weights[experts].cumsum()
+        if cumulated[-1] <= 0.0:
+            cumulated = np.arange(1.0, len(experts) + 1.0)
         drawn = cumulated.searchsorted(self._rng.random() * cumulated[-1], side="right")
         return experts[min(int(drawn), len(experts) - 1)]
 
@@ -87,9 +90,11 @@ class HedgeSpec(OnlineController):
         self._model.add(outcome)
         self._is_new[outcome.action] = False
         known = [expert for expert in self._experts if not self._is_new[expert]]
-        if known:
+        total = self._weights[known].sum()
+        if total > 0.0:
             rewards = self._rewards(known)
-            self._regrets[known] += rewards - normal_hedge(self._regrets[known]) @ rewards
+            self._regrets[known] += rewards - self._weights[known] @ rewards / total
+            self._weights[self._experts] = normal_hedge(self._regrets[self._experts])
 
     def _rewards(self, experts: Sequence[int]) -> np.ndarray:
         """What experts that were played before would have yielded, in 0..1."""
@@ -124,7 +129,7 @@ def normal_hedge(regrets: np.ndarray) -> np.ndarray:
         total = float(powers.sum())
         excess = u + math.log(total / len(regrets)) - 1.0
         u -= excess * total / float(powers @ squares)
-        if abs(excess) < 1e-12:
+        if abs(excess) < 1e-10:
             break
     weights = positive * np.exp(u * (squares - 1.0))
     result: np.ndarray = weights / weights.sum()

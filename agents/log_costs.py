@@ -1,5 +1,6 @@
 """What is believed of every plan's cost: its logarithm is normal."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 
 PRIOR_STRENGTH = 1.0  # observations that the prior mean of log 1 is worth; ours
 PRIOR_SHAPE, PRIOR_SCALE = 2.0, 0.02  # of the inverse gamma of the variance: 0.02 on average; ours
+
+ALL = slice(None)
 
 
 class LogCosts:
@@ -26,29 +29,38 @@ class LogCosts:
         self._count = np.zeros(num_plans)
         self._mean = np.zeros(num_plans)
         self._squares = np.zeros(num_plans)  # sum of squared deviations from the mean
+        self._believe()
 
     def add(self, plan: int, cost: float) -> None:
         """Takes one cost in; it must be positive, and one that is not is left out."""
         if cost <= 0.0:
             return
-        value = float(np.log(cost))
+        value = math.log(cost)
         self._count[plan] += 1.0
         deviation = value - self._mean[plan]
         self._mean[plan] += deviation / self._count[plan]
         self._squares[plan] += deviation * (value - self._mean[plan])
+        self._believe(plan)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Returns a cost of every plan drawn from the belief, float64[plans]."""
-        n = self._count
-        strength = PRIOR_STRENGTH + n
-        mean = n * self._mean / strength
-        shape = PRIOR_SHAPE + n / 2.0
-        shrunk = PRIOR_STRENGTH * n / strength * self._mean**2
-        scale = PRIOR_SCALE + 0.5 * (self._squares + shrunk)
+        strength, center, shape, scale = self._belief
         variance = scale / rng.standard_gamma(shape)
-        drawn = mean + np.sqrt(variance / strength) * rng.standard_normal(len(n))
-        costs: np.ndarray = np.exp(drawn + variance / 2.0)
+        drawn = center + np.sqrt(variance / strength) * rng.standard_normal(len(center))
+        costs: np.ndarray = np.exp(drawn + 0.5 * variance)
         return costs
+
+    def _believe(self, plan: int | slice = ALL) -> None:
+        """Makes the parameters of the belief from the statistics: of one plan, or of all."""
+        if plan == ALL:
+            self._belief = np.zeros((4, len(self._count)))
+        n, mean = self._count[plan], self._mean[plan]
+        strength = PRIOR_STRENGTH + n
+        shrunk = PRIOR_STRENGTH * n / strength * mean * mean
+        self._belief[0, plan] = strength
+        self._belief[1, plan] = n * mean / strength
+        self._belief[2, plan] = PRIOR_SHAPE + 0.5 * n
+        self._belief[3, plan] = PRIOR_SCALE + 0.5 * (self._squares[plan] + shrunk)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sufficient statistics."""
@@ -63,3 +75,4 @@ class LogCosts:
         self._count = np.array(state["count"])
         self._mean = np.array(state["mean"])
         self._squares = np.array(state["squares"])
+        self._believe()

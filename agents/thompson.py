@@ -61,11 +61,8 @@ class Thompson(OnlineController):
         if not self._chains:
             return 0
         rates = self._rng.beta(self._successes, self._failures)
-        alive = np.cumprod(rates, axis=1)
-        tokens = np.ones((len(rates), alive.shape[1] + 1))
-        tokens[:, 1:] += np.cumsum(alive, axis=1)
-        costs = self._cost_model.draw(self._rng)
-        scores = tokens[self._rows, self._depths] / costs
+        tokens = 1.0 + rates.cumprod(axis=1).cumsum(axis=1)
+        scores = tokens[self._rows, self._depths - 1] / self._cost_model.draw(self._rng)
         scores[0] = 1.0
         return int(np.where(mask, scores, -np.inf).argmax())
 

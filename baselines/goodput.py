@@ -49,7 +49,7 @@ class Goodput(OnlineController):
     Source: SmartSpec / TurboSpec, arXiv 2406.14066, its goodput and its cost model.
     """
 
-    kept = ("acceptances", "cost_model", "probing", "load", "unit")
+    kept = ("acceptances", "alphas", "cost_model", "probing", "load", "unit")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Goodput(OnlineController):
     def _forget(self) -> None:
         names = [">".join(chain) for chain in self._chains]
         self._acceptances: dict[str, list[list[float]]] = {name: [] for name in names}
+        self._alphas = dict.fromkeys(names, 0.0)
         self._cost_model = {name: LeastSquares(6, RIDGE) for name in names}
         self._probing = Probing(self._chains, len(self._plans), *self._trying)
         self._load = [0, 1, 1.0]  # context, rows, seconds without speculation
@@ -84,16 +85,13 @@ class Goodput(OnlineController):
             return tried
         best, most = 0, 1.0 / self._load[2]
         for chain, actions in self._chains.items():
-            model = self._cost_model[">".join(chain)]
-            if model.num_samples == 0:
-                continue
-            alpha = self._alpha(chain)
+            alpha, (fixed, per_k) = self._alphas[">".join(chain)], self._seconds(chain)
             for action in actions:
-                if allowed[action]:
-                    seconds = max(model.predict(self._features(action)), 1e-9)
-                    goodput = expected_tokens(alpha, num_positions(self._plans[action])) / seconds
-                    if goodput > most:
-                        best, most = action, goodput
+                k = self._plans[action][1]
+                tokens = expected_tokens(alpha, k + len(chain) - 2)
+                seconds = fixed + per_k * k
+                if allowed[action] and seconds > 0.0 and tokens / seconds > most:
+                    best, most = action, tokens / seconds
         return best
 
     def _learn(self, outcome: Outcome) -> None:
@@ -105,22 +103,27 @@ class Goodput(OnlineController):
             return
         name = self._names[outcome.action]
         cost = (outcome.cost - outcome.catchup) * baseline
-        self._cost_model[name].add(self._features(outcome.action), cost)
+        self._cost_model[name].add(self._features(self._plans[outcome.action][1]), cost)
         if not outcome.is_last:
             asked = num_positions(self._plans[outcome.action])
             judged = min(asked, outcome.accepted + 1.0)
             recent = self._acceptances[name]
             recent.append([outcome.accepted, judged if self._rate == "judged" else asked])
             del recent[: -self._window]
+            self._alphas[name] = sum([m for m, _ in recent]) / sum([n for _, n in recent])
 
-    def _alpha(self, chain: tuple[str, ...]) -> float:
-        recent = self._acceptances[">".join(chain)]
-        out_of = sum([each[1] for each in recent])
-        return sum([each[0] for each in recent]) / out_of if out_of else 0.0
+    def _seconds(self, chain: tuple[str, ...]) -> tuple[float, float]:
+        """Predicted seconds of a chain at the load seen last, and more of them for each K.
 
-    def _features(self, action: int) -> tuple[float, ...]:
-        """What the seconds of a plan are linear in, at the load seen last."""
-        context, rows, k = self._load[0], self._load[1], self._plans[action][1]
+        A chain that never ran has none, and is left out.
+        """
+        model = self._cost_model[">".join(chain)]
+        fixed = model.predict(self._features(0))
+        return fixed, model.predict(self._features(1)) - fixed
+
+    def _features(self, k: int) -> tuple[float, ...]:
+        """What the seconds of a K are linear in, at the load seen last."""
+        context, rows, _ = self._load
         length, width, drafts = context / CONTEXT_UNIT, rows / ROWS_UNIT, k / K_UNIT
         return (1.0, length, width * (k + 1), drafts, drafts * length, drafts * width)
 

@@ -1,5 +1,6 @@
 """Linear regression, one sample at a time."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ class LeastSquares:
     def __init__(self, width: int, ridge: float) -> None:
         self._inverse = np.eye(width) / ridge
         self._coefficients = np.zeros(width)
+        self._weights = self._coefficients.tolist()
         self.num_samples = 0
 
     def add(self, features: Sequence[float], value: float) -> None:
@@ -26,11 +28,12 @@ class LeastSquares:
         gain = moved / (1.0 + x @ moved)
         self._coefficients += gain * (value - self._coefficients @ x)
         self._inverse -= np.outer(gain, moved)
+        self._weights = self._coefficients.tolist()
         self.num_samples += 1
 
     def predict(self, features: Sequence[float]) -> float:
         """Returns the expected value of a sample with these features."""
-        return sum([x * c for x, c in zip(features, self._coefficients.tolist(), strict=True)])
+        return sum(map(operator.mul, features, self._weights))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the regression."""
@@ -44,4 +47,5 @@ class LeastSquares:
         """Restores the regression."""
         self._inverse = np.array(state["inverse"])
         self._coefficients = np.array(state["coefficients"])
+        self._weights = self._coefficients.tolist()
         self.num_samples = state["num_samples"]

@@ -32,7 +32,7 @@ class PlanCosts:
         self._chains = group_by_chain(plans)
         self._tables: dict[str, Table] = {}
         self._size = 0  # of the batch seen last, as a power of two
-        self._costs: list[float | None] | None = None
+        self._costs: list[float | None] = [1.0, *[None] * (len(self._plans) - 1)]
 
     def add(self, outcome: Outcome) -> None:
         """Takes the cost of an iteration in."""
@@ -42,19 +42,21 @@ class PlanCosts:
         average[1] += 1
         weight = max(self._weight, 1.0 / average[1])
         average[0] += weight * (outcome.cost - outcome.catchup - average[0])
+        is_same = size == self._size
         self._size = size
-        self._costs = None
+        self._predict(*([self._plans[outcome.action][0]] if is_same else self._chains))
 
     def costs(self) -> list[float | None]:
         """Returns every plan's cost by action, at the batch size seen last; None where unknown."""
-        if self._costs is None:
-            self._costs = [None] * len(self._plans)
-            self._costs[0] = 1.0
-            for actions in self._chains.values():
-                ks = [0, *(self._plans[action][1] for action in actions)]
-                for action, cost in zip(actions, fill_gaps(ks, self._known(actions)), strict=True):
-                    self._costs[action] = cost
         return self._costs
+
+    def _predict(self, *chains: tuple[str, ...]) -> None:
+        """Works out the costs of these chains; no speculation always costs 1."""
+        for chain in chains:
+            actions = self._chains.get(chain, [])
+            ks = [0, *(self._plans[action][1] for action in actions)]
+            for action, cost in zip(actions, fill_gaps(ks, self._known(actions)), strict=True):
+                self._costs[action] = cost
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the averages."""
@@ -67,7 +69,8 @@ class PlanCosts:
             size: [list(each) for each in table] for size, table in state["tables"].items()
         }
         self._size = state["size"]
-        self._costs = None
+        self._costs = [1.0, *[None] * (len(self._plans) - 1)]
+        self._predict(*self._chains)
 
     def _known(self, actions: Sequence[int]) -> list[float | None]:
         """A chain's averages where there are some, from the nearest batch size that has any."""
