@@ -156,9 +156,9 @@ def split_wrapper(spec: str) -> tuple[dict[str, Any], str]:
     name, *parts = spec.split(":")
     count = next((n for n, part in enumerate(parts) if "=" not in part), len(parts))
     if not any(parts[count:]):
+        example = ":".join([name, *parts[:count], "ucb"])
         raise ValueError(
-            f"controller {spec!r}: say which controller is inside, for example {name}:ucb or "
-            f"{':'.join([name, *parts[:count], 'ucb'])}"
+            f"controller {spec!r}: say which controller is inside, for example {example}"
         )
     text = ":".join(parts[:count])
     options = parse_options(spec, text, WRAPPERS[name]) if count else {}
