@@ -122,13 +122,12 @@ def fit_table(
         totals = sums.setdefault(int(rows), {}).setdefault(int(length), [0.0, 0.0])
         totals[0] += float(emitted)
         totals[1] += float(taken)
-    best = {rows: fastest(by_k) for rows, by_k in sorted(sums.items())}
-    starts = [
-        rows
-        for rows, before in zip(best, [None, *best], strict=False)
-        if before is None or best[rows] != best[before]
-    ]
-    return spell([1, *starts[1:]], [best[rows] for rows in starts])
+    starts: dict[int, int] = {}
+    for rows, by_k in sorted(sums.items()):
+        best = fastest(by_k)
+        if not starts or [*starts.values()][-1] != best:
+            starts[rows if starts else 1] = best
+    return spell(starts)
 
 
 def fastest(sums_by_k: Mapping[int, Sequence[float]]) -> int:
@@ -140,7 +139,9 @@ def fastest(sums_by_k: Mapping[int, Sequence[float]]) -> int:
     return max(sorted(sums_by_k), key=lambda k: sums_by_k[k][0] / sums_by_k[k][1])
 
 
-def spell(firsts: Sequence[int], ks: Sequence[int]) -> str:
-    """Returns the table whose ranges begin at these batch sizes, as the option takes it."""
-    lasts = [*(str(after - 1) for after in firsts[1:]), ""]
-    return "+".join(f"{first}-{last}@{k}" for first, last, k in zip(firsts, lasts, ks, strict=True))
+def spell(starts: Mapping[int, int]) -> str:
+    """Returns the table, as the option takes it, of the K from each batch size on."""
+    lasts = [*(str(after - 1) for after in [*starts][1:]), ""]
+    return "+".join(
+        f"{first}-{last}@{k}" for (first, k), last in zip(starts.items(), lasts, strict=True)
+    )

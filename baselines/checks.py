@@ -18,9 +18,10 @@ def check_range(field: str, value: float, low: float, high: float) -> float:
     """Returns `value`, a number with `low` <= value <= `high`.
 
     Raises:
-        ValueError: it lies outside, or is NaN.
+        ValueError: it lies outside, is NaN, or is no number.
     """
-    if not low <= value <= high:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise ValueError(f"{field} must be a number from {low:g} to {high:g}, got {value!r}")
     return float(value)
 

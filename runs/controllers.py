@@ -106,9 +106,8 @@ def make_controller(
     name, _, rest = spec.partition(":")
     if name in WRAPPERS:
         options, inside = split_wrapper(spec)
-        return WRAPPERS[name](
-            plans, make_controller(inside, plans, features, seed, pool), **options
-        )
+        inner = make_controller(inside, plans, features, seed, pool)
+        return WRAPPERS[name](plans, inner, **options)
     if name == "learned":
         path = policy_file(rest) if rest else shipped_policy(pool)
         return LearnedController(plans, features, path, FEATURES_VERSION)
@@ -118,7 +117,18 @@ def make_controller(
         if not rest:
             raise ValueError("controller 'ppo': say which model, for example ppo:runs/NAME/ppo")
         return PPOController(plans, features, Path(rest))
-    options = options_of(spec)
+    return make_listed(spec, plans, features, seed)
+
+
+def make_listed(
+    spec: str, plans: Sequence[tuple[tuple[str, ...], int]], features: Sequence[str], seed: int
+) -> Controller:
+    """The controller of ``FACTORIES`` a spec names.
+
+    Raises:
+        ValueError: If there is none, or an option is refused.
+    """
+    name, options = spec.partition(":")[0], options_of(spec)
     state = options.pop("state", None)
     parameters = inspect.signature(FACTORIES[name]).parameters
     if "seed" in parameters:

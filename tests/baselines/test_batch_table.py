@@ -82,5 +82,7 @@ def test_a_fitted_table_by_hand():
     tokens, seconds = [3, 1, 6, 2, 24, 8], [2.0, 1.0, 2.5, 1.0, 5.0, 1.0]
     assert fit_table(rows, k, tokens, seconds) == "1-7@4+8-@0"
     assert fit_table([4], [2], [3], [1.0]) == "1-@2"
+    assert fit_table([4, 9], [2, 2], [3, 3], [1.0, 1.0]) == "1-@2"
+    assert fit_table([2, 4, 9], [3, 3, 1], [3, 3, 3], [1.0, 1.0, 1.0]) == "1-8@3+9-@1"
     with pytest.raises(ValueError, match="of one length"):
         fit_table([1], [2, 3], [3], [1.0])

@@ -1,9 +1,12 @@
 """Laws for every controller that learns: it finds what is best, and units do not matter."""
 
+import inspect
+
 import numpy as np
 import pytest
 
-from specgym.runs.controllers import make_controller
+from specgym.baselines.online import OnlineController
+from specgym.runs.controllers import FACTORIES, make_controller
 
 CHAINS = (("eagle", "target"), ("small", "target"))
 PLANS = [(("target",), 0), *((chain, k) for chain in CHAINS for k in (1, 2, 4))]
@@ -82,3 +85,23 @@ def test_results_that_come_two_steps_late_do_no_harm(make_info, spec):
         if step >= 2:
             action = late.pop(0)
             controller.observe(action, 0.0, make_info(action, min(step % 3, PLANS[action][1])))
+
+
+SCOPED = [
+    name
+    for name, factory in FACTORIES.items()
+    if issubclass(factory, OnlineController) and "scope" in inspect.signature(factory).parameters
+]
+
+
+@pytest.mark.parametrize("scope", ["request", "stream"])
+@pytest.mark.parametrize("name", SCOPED)
+def test_a_request_ends_what_is_known_where_the_scope_is_the_request(make_info, name, scope):
+    controller = make_controller(f"{name}:scope={scope}", PLANS, [], 0)
+    fresh = controller.state_dict() | {"rng": None}
+    play(controller, make_info, 40)
+    known = controller.state_dict() | {"rng": None}
+    controller.begin({"request_id": "next", "num_prompt": 3, "max_new_tokens": 9})
+    now = controller.state_dict() | {"rng": None}
+    assert now == (fresh if scope == "request" else known)
+    assert known != fresh

@@ -1,6 +1,7 @@
 """Every registered controller where it is used: live, in batches, on traces; and its page."""
 
 import inspect
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from specgym.envs.synthetic import synthetic_traces
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.api import Engine
 from specgym.runs.bench_batch import ENDLESS
+from specgym.runs.cli import main
 from specgym.runs.controllers import (
     FACTORIES,
     GIVEN,
@@ -113,6 +115,7 @@ def test_wrappers_take_their_own_options_first():
         ("batch-table:table=4", "table must be ranges of batch sizes"),
         ("ema-tiers:chain=small", "chain must be one of ngram>target"),
         ("heuristic:features=x", "is not option=value"),
+        ("ucb:exploration=much", "exploration must be a number from 0 to 1e.06, got 'much'"),
     ],
 )
 def test_errors_say_the_way_out(spec, message):
@@ -128,3 +131,17 @@ def test_the_page_has_every_controller_with_its_options(name):
     for option in parameters:
         if option not in GIVEN and name != "static":
             assert f"`{option}`" in row, f"docs/controllers.md: {name} lacks {option}"
+
+
+def test_all_of_them_are_compared(tiny_spec, short_prompts, tmp_path):
+    specs = ["static:draft@2" if spec == "static" else spec for spec in SPECS]
+    arguments = [
+        *("compare", "--pool", tiny_spec, "--prompts", str(short_prompts), "--workload", "all"),
+        *("--split", "all", "--clock", "counting", "--dtype", "float32"),
+        *("--max-new-tokens", "16", "--num-requests", "2", "--controllers", ",".join(specs)),
+        *("--runs", str(tmp_path), "--name", "all"),
+    ]
+    assert main(arguments) == 0
+    results = json.loads((tmp_path / "all" / "results.json").read_text())
+    assert set(specs) <= set(results["controllers"])
+    assert results["lossless"]["mismatches"] == 0
