@@ -1,7 +1,10 @@
 """HedgeSpec: NormalHedge over plans, on what each of them would have yielded."""
 
 import math
+import operator
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -70,8 +73,8 @@ class HedgeSpec(OnlineController):
 
     def _forget(self) -> None:
         self._model = PlanModel(self._plans, self._window)
-        self._regrets = np.zeros(len(self._plans))
-        self._weights = np.ones(len(self._plans))
+        self._regrets = [0.0] * len(self._plans)
+        self._weights = [1.0] * len(self._plans)
         self._is_new = [True] * len(self._plans)
 
     def act(self, observation: np.ndarray, mask: np.ndarray) -> int:
@@ -80,29 +83,33 @@ class HedgeSpec(OnlineController):
         fresh = next((expert for expert in experts if self._is_new[expert]), None)
         if fresh is not None or not experts:
             return fresh or 0
-        cumulated = self._weights[experts].cumsum()
-        if cumulated[-1] <= 0.0:
-            cumulated = np.arange(1.0, len(experts) + 1.0)
-        drawn = cumulated.searchsorted(self._rng.random() * cumulated[-1], side="right")
-        return experts[min(int(drawn), len(experts) - 1)]
+        weights = [self._weights[expert] for expert in experts]
+        if not any(weights):
+            weights = [1.0] * len(experts)
+        place = bisect(list(accumulate(weights)), self._rng.random() * sum(weights))
+        return experts[min(place, len(experts) - 1)]
 
     def _learn(self, outcome: Outcome) -> None:
         self._model.add(outcome)
         self._is_new[outcome.action] = False
         known = [expert for expert in self._experts if not self._is_new[expert]]
-        total = self._weights[known].sum()
-        if total > 0.0:
+        weights = [self._weights[expert] for expert in known]
+        if any(weights):
             rewards = self._rewards(known)
-            self._regrets[known] += rewards - self._weights[known] @ rewards / total
-            self._weights[self._experts] = normal_hedge(self._regrets[self._experts])
+            mean = sum(map(operator.mul, weights, rewards)) / sum(weights)
+            for expert, reward in zip(known, rewards, strict=True):
+                self._regrets[expert] += reward - mean
+            drawn = normal_hedge([self._regrets[expert] for expert in self._experts])
+            for expert, weight in zip(self._experts, drawn, strict=True):
+                self._weights[expert] = weight
 
-    def _rewards(self, experts: Sequence[int]) -> np.ndarray:
+    def _rewards(self, experts: Sequence[int]) -> list[float]:
         """What experts that were played before would have yielded, in 0..1."""
         if self._reward == "utility":
             yields = self._model.utilities()
         else:
             yields = [tokens - 1.0 for tokens in self._model.tokens()]
-        return np.array([yields[expert] for expert in experts]) / self._scale
+        return [yields[expert] / self._scale for expert in experts]
 
 
 def by_k(plans: Sequence[Plan]) -> list[tuple[int, Plan]]:
@@ -110,7 +117,7 @@ def by_k(plans: Sequence[Plan]) -> list[tuple[int, Plan]]:
     return sorted(enumerate(plans), key=lambda pair: pair[1][1])
 
 
-def normal_hedge(regrets: np.ndarray) -> np.ndarray:
+def normal_hedge(regrets: Sequence[float]) -> list[float]:
     """Returns NormalHedge's weights, which sum to 1.
 
     With u = 1 / (2 c), ln mean exp(u [R]+^2) = 1 is solved for u by Newton's steps from the right,
@@ -118,19 +125,19 @@ def normal_hedge(regrets: np.ndarray) -> np.ndarray:
 
     Source: Chaudhuri, Freund and Hsu 2009; the solver is ours.
     """
-    positive = np.maximum(regrets, 0.0)
-    largest = float(positive.max())
+    count, largest = len(regrets), max(regrets)
     if largest <= 0.0:
-        return np.full(len(regrets), 1.0 / len(regrets))
-    squares = (positive / largest) ** 2  # in units of the largest, which u is then in, too
-    u = 1.0 + math.log(len(regrets))
+        return [1.0 / count] * count
+    shares = [max(regret, 0.0) / largest for regret in regrets]
+    squares = [share * share for share in shares if share > 0.0]  # u is in their units, too
+    u = 1.0 + math.log(count)
     for _ in range(NEWTON_STEPS):
-        powers = np.exp(u * (squares - 1.0))
-        total = float(powers.sum())
-        excess = u + math.log(total / len(regrets)) - 1.0
-        u -= excess * total / float(powers @ squares)
+        powers = [math.exp(u * square) for square in squares]
+        total = count - len(squares) + sum(powers)
+        excess = math.log(total / count) - 1.0
+        u -= excess * total / sum(map(operator.mul, powers, squares))
         if abs(excess) < 1e-10:
             break
-    weights = positive * np.exp(u * (squares - 1.0))
-    result: np.ndarray = weights / weights.sum()
-    return result
+    weights = [share * math.exp(u * share * share) for share in shares]
+    total = sum(weights)
+    return [weight / total for weight in weights]
