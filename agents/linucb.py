@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from specgym.baselines.checks import check_choice, check_count, check_range
+from specgym.baselines.outcomes import is_sound
 from specgym.baselines.plans import Plan, charged_action, check_plans, check_state, plan_name
 
 LARGEST = 5.0  # standardised observations are clipped to it
@@ -74,12 +75,12 @@ class LinUCB:
             return int(turn[np.asarray(mask)[turn].argmax()])
         x = self._standardised(self._seen)
         widths = np.sqrt(np.maximum((self._inverse @ x) @ x, 0.0))
-        scores = (self._tokens - self._rate() * self._costs) @ x + self._exploration * widths
+        scores = (self._tokens - self._rate() * self._costs) @ x + self._bonus(widths)
         return int(np.where(mask, scores, -np.inf).argmax())
 
     def observe(self, action: int, reward: float, info: Mapping[str, Any]) -> None:
         """Adds an iteration to the regressions of the arm that it counts for."""
-        if "error" in info or not len(self._seen):
+        if not is_sound(info) or not len(self._seen):
             return
         arm = charged_action(action, info)
         tokens, cost = float(info["tokens"]), info["iter_seconds"] / info["baseline_seconds"]
@@ -123,6 +124,10 @@ class LinUCB:
             "mean": self._mean,
             "scale": self._scale,
         }
+
+    def _bonus(self, widths: np.ndarray) -> np.ndarray:
+        """What is added to every plan's score: the width of its confidence."""
+        return self._exploration * widths
 
     def _rate(self) -> float:
         tokens, cost = self._sums.tolist()

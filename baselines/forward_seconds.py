@@ -28,7 +28,7 @@ class ForwardSeconds:
 
     def __init__(self, plans: Sequence[Plan], alpha: float) -> None:
         self._alpha = alpha
-        self._max_tokens = max(k + len(chain) - 1 for chain, k in plans)
+        self._max_tokens = max(1, *(k + len(chain) - 1 for chain, k in plans))
         verifiers = {plans[0][0][0]} | {name for chain, _ in plans for name in chain[1:]}
         self._verify: dict[str, list[float | None]] = {
             name: [None] * (self._max_tokens + 1) for name in sorted(verifiers)

@@ -7,6 +7,8 @@ to draft. Action 0 is no speculation, `(("target",), 0)`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 Plan = tuple[tuple[str, ...], int]
 
 
@@ -54,6 +56,35 @@ def find_plan(plans: Sequence[Plan], name: str) -> int:
             f"--k-values and --chains say which plans there are"
         )
     return names.index(name)
+
+
+def group_by_chain(plans: Sequence[Plan]) -> dict[tuple[str, ...], list[int]]:
+    """Returns the speculative actions of every chain, each chain's in order of K."""
+    actions_by_chain: dict[tuple[str, ...], list[int]] = {}
+    for action in sorted(range(1, len(plans)), key=lambda action: plans[action][1]):
+        actions_by_chain.setdefault(plans[action][0], []).append(action)
+    return actions_by_chain
+
+
+def num_positions(plan: Plan) -> int:
+    """Returns how many drafted tokens the target may accept in one iteration of the plan.
+
+    That is K, and one more for every verifier before the target, which may add a token of its own.
+    """
+    chain, k = plan
+    return k + len(chain) - 2 if k else 0
+
+
+def nearest_allowed(plans: Sequence[Plan], action: int, mask: np.ndarray) -> int:
+    """Returns the action where the mask allows it, else its chain's largest smaller K, else 0.
+
+    Masks forbid a plan because too few tokens are left for its K; a smaller K may still fit.
+    """
+    if mask[action]:
+        return action
+    chain, most = plans[action]
+    smaller = [(k, other) for other, (name, k) in enumerate(plans) if name == chain and k < most]
+    return max((pair for pair in smaller if mask[pair[1]]), default=(0, 0))[1]
 
 
 def charged_action(action: int, info: Mapping[str, Any]) -> int:

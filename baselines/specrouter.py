@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 
 from specgym.baselines.acceptance import PairAcceptance
-from specgym.baselines.checks import check_count, check_range
+from specgym.baselines.checks import check_range
 from specgym.baselines.cycle import expected_over_lengths, expected_verification
 from specgym.baselines.forward_seconds import ForwardSeconds
-from specgym.baselines.plans import Plan, charged_action, check_plans, check_state, plan_name
+from specgym.baselines.outcomes import is_sound
+from specgym.baselines.plans import (
+    Plan,
+    charged_action,
+    check_plans,
+    check_state,
+    group_by_chain,
+    plan_name,
+)
+from specgym.baselines.probing import Probing
 from specgym.baselines.proposal_length import ProposalLength
 from specgym.baselines.rows import per_row
 
@@ -69,11 +78,10 @@ class SpecRouter:
         check_range("alpha_sim", alpha_sim, 0.0, 1.0)
         check_range("alpha_length", alpha_length, 0.0, 1.0)
         check_range("memory", memory, 0.0, 1.0)
-        check_count("profile_iterations", profile_iterations, 1)
-        self._probe_every = (
-            None if probe_every is None else check_count("probe_every", probe_every, 2)
-        )
         self._actions_by_chain = candidates(self._plans, window)
+        self._probing = Probing(
+            self._actions_by_chain, len(self._plans), profile_iterations, probe_every
+        )
         self._seconds = ForwardSeconds(self._plans, alpha_time)
         self._pairs = {
             f"{proposer}>{verifier}": PairAcceptance(alpha_sim, memory)
@@ -84,9 +92,6 @@ class SpecRouter:
         self._lengths = {
             chain[0]: ProposalLength(max_k, alpha_length) for chain in self._actions_by_chain
         }
-        self._profile_left = dict.fromkeys(self._actions_by_chain, profile_iterations)
-        self._last_run = [-1] * len(self._plans)
-        self._num_iterations = 0
         self._baseline_seconds: float | None = None
         self._records = [[0, 0.0, 0.0, 0.0, 0] for _ in self._plans]
         self._predictions: list[Prediction | None] | None = None
@@ -97,17 +102,12 @@ class SpecRouter:
     def act(self, observation: np.ndarray, mask: np.ndarray) -> int:
         """Returns the action to profile, to probe, or of least predicted time per token."""
         allowed = mask.tolist()
-        for chain, left in self._profile_left.items():
-            options = [a for a in self._actions_by_chain[chain] if allowed[a]] if left else []
-            if options:
-                return options[-1] if left % 2 == 0 else options[0]
-        if self._is_probe_due():
-            return self._stalest(allowed)
-        return self._fastest(allowed)
+        tried = self._probing.due(allowed)
+        return self._fastest(allowed) if tried is None else tried
 
     def observe(self, action: int, reward: float, info: Mapping[str, Any]) -> None:
         """Learns from a step: forward seconds, similarities, acceptances, proposal lengths."""
-        if "error" in info:
+        if not is_sound(info):
             return
         info = per_row(info)
         charged = charged_action(action, info)
@@ -119,13 +119,11 @@ class SpecRouter:
         for pair, divergence in info["divergence"].items():
             if pair in self._pairs:
                 self._pairs[pair].observe_divergence(divergence)
-        if chain in self._profile_left:
+        if chain in self._actions_by_chain:
             self._lengths[chain[0]].observe(info["drafted"], k)
-            self._profile_left[chain] = max(0, self._profile_left[chain] - 1)
             if info["executed_action"] == charged and info["finish_reason"] is None:
                 self._judge(chain, info["accepted_per_level"], info["proposed_per_level"])
-        self._last_run[charged] = self._num_iterations
-        self._num_iterations += 1
+        self._probing.note(charged)
         self._predictions = None
 
     def predictions(self) -> dict[str, float | None]:
@@ -162,9 +160,7 @@ class SpecRouter:
             "seconds": self._seconds.state_dict(),
             "pairs": {name: pair.state_dict() for name, pair in self._pairs.items()},
             "lengths": {name: length.state_dict() for name, length in self._lengths.items()},
-            "profile_left": list(self._profile_left.values()),
-            "last_run": list(self._last_run),
-            "num_iterations": self._num_iterations,
+            "probing": self._probing.state_dict(),
             "baseline_seconds": self._baseline_seconds,
             "records": [list(record) for record in self._records],
         }
@@ -177,26 +173,10 @@ class SpecRouter:
             pair.load_state_dict(state["pairs"][name])
         for name, length in self._lengths.items():
             length.load_state_dict(state["lengths"][name])
-        self._profile_left = dict(zip(self._actions_by_chain, state["profile_left"], strict=True))
-        self._last_run = list(state["last_run"])
-        self._num_iterations = state["num_iterations"]
+        self._probing.load_state_dict(state["probing"])
         self._baseline_seconds = state["baseline_seconds"]
         self._records = [list(record) for record in state["records"]]
         self._predictions = None
-
-    def _is_probe_due(self) -> bool:
-        every = self._probe_every
-        return every is not None and self._num_iterations % every == every - 1
-
-    def _stalest(self, allowed: Sequence[bool]) -> int:
-        """The allowed plan longest not run, by its chain first; 0 where none is allowed."""
-        ages = [
-            (max(self._last_run[a] for a in actions), self._last_run[action], action)
-            for actions in self._actions_by_chain.values()
-            for action in actions
-            if allowed[action]
-        ]
-        return min(ages)[-1] if ages else 0
 
     def _fastest(self, allowed: Sequence[bool]) -> int:
         best, least = 0, self._baseline_seconds
@@ -269,11 +249,12 @@ def candidates(plans: Sequence[Plan], window: int | None) -> dict[tuple[str, ...
     """
     if window is not None:
         window = check_count("window", window, 1)
-    actions_by_chain: dict[tuple[str, ...], list[int]] = {}
-    for action in sorted(range(1, len(plans)), key=lambda action: plans[action][1]):
-        chain, k = plans[action]
-        if window in (None, k):
-            actions_by_chain.setdefault(chain, []).append(action)
+    wanted = [action for action in range(1, len(plans)) if window in (None, plans[action][1])]
+    actions_by_chain = {
+        chain: chosen
+        for chain, actions in group_by_chain(plans).items()
+        if (chosen := [action for action in actions if action in wanted])
+    }
     if window is not None and not actions_by_chain:
         known = sorted({k for _, k in plans[1:]})
         raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 from specgym.baselines.checks import check_choice, check_count, check_flag, check_range
 from specgym.baselines.forward_seconds import ForwardSeconds
 from specgym.baselines.hill_climb import HillClimb
+from specgym.baselines.outcomes import is_sound
 from specgym.baselines.plans import Plan, charged_action, check_plans, check_state, plan_name
 
 ALPHA_TIME = 0.2  # of the moving averages that order the ladder; ours
@@ -121,7 +122,7 @@ class TestAndSet:
 
     def observe(self, action: int, reward: float, info: Mapping[str, Any]) -> None:
         """Counts an iteration towards the phase that it belongs to."""
-        if "error" in info:
+        if not is_sound(info):
             return
         charged = charged_action(action, info)
         self._seconds.observe(self._plans[charged], info)

@@ -1,4 +1,4 @@
-"""Controllers by name: ``none``, ``static:ngram@4``, ``ucb:scope=request``, ``learned``."""
+"""Controllers by name: ``none``, ``static:ngram@4``, ``ucb:scope=request``, ``hold:n=4:ucb``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from specgym import agents
+from specgym.agents.beta_thompson import BetaThompson
+from specgym.agents.discounted_ucb import DiscountedUCB
+from specgym.agents.exp3_spec import EXP3Spec
+from specgym.agents.gaussian_thompson import GaussianThompson
+from specgym.agents.hedge_spec import HedgeSpec
 from specgym.agents.learned import LearnedController
+from specgym.agents.lints import LinTS
 from specgym.agents.linucb import LinUCB
+from specgym.agents.nightjar import Nightjar
 from specgym.agents.saved_state import load_state
+from specgym.agents.sliding_ucb import SlidingUCB
+from specgym.agents.thompson import Thompson
 from specgym.agents.ucb import UCB
+from specgym.agents.ucb_spec import UCBSpec
+from specgym.agents.ucb_tuned import UCBTuned
+from specgym.baselines.batch_table import BatchTable
+from specgym.baselines.censored_ema import CensoredEMA
+from specgym.baselines.ema_tiers import EMATiers
+from specgym.baselines.goodput import Goodput
+from specgym.baselines.heuristic import Heuristic
+from specgym.baselines.hold import Hold
+from specgym.baselines.marginal_cost import MarginalCost
+from specgym.baselines.restart import Restart
 from specgym.baselines.specrouter import SpecRouter
 from specgym.baselines.static import NoSpeculation, Random, Static
 from specgym.baselines.test_and_set import TestAndSet
+from specgym.baselines.throughput_aware import ThroughputAware
 from specgym.envs.features import FEATURES_VERSION
 from specgym.runs.loop import Controller
 
@@ -23,16 +43,36 @@ FACTORIES: dict[str, Callable[..., Controller]] = {
     "none": NoSpeculation,
     "static": Static,
     "random": Random,
+    "batch-table": BatchTable,
+    "heuristic": Heuristic,
+    "censored-ema": CensoredEMA,
+    "ema-tiers": EMATiers,
     "specrouter": SpecRouter,
     "test-and-set": TestAndSet,
+    "throughput-aware": ThroughputAware,
+    "goodput": Goodput,
+    "marginal-cost": MarginalCost,
+    "thompson": Thompson,
     "ucb": UCB,
+    "ucb-tuned": UCBTuned,
+    "discounted-ucb": DiscountedUCB,
+    "sliding-ucb": SlidingUCB,
+    "ucb-spec": UCBSpec,
+    "exp3-spec": EXP3Spec,
+    "gaussian-thompson": GaussianThompson,
+    "beta-thompson": BetaThompson,
+    "hedge-spec": HedgeSpec,
+    "nightjar": Nightjar,
     "linucb": LinUCB,
+    "lints": LinTS,
 }
-NAMES = (*FACTORIES, "learned", "ppo")
+WRAPPERS: dict[str, Callable[..., Controller]] = {"hold": Hold, "restart": Restart}
+NAMES = (*FACTORIES, *WRAPPERS, "learned", "ppo")
 LEARNERS: tuple[Callable[..., Controller], ...] = (
     UCB,
     LinUCB,
 )  # `specgym train` leaves their state
+GIVEN = ("plans", "features", "inner")  # arguments that are no options
 SHIPPED = Path(agents.__file__).parent / "shipped"
 POLICY_FILE = "policy.npz"
 
@@ -49,6 +89,8 @@ def make_controller(
     A spec is a name, or a name with options: ``static:PLAN``, ``learned:FILE``, ``ppo:FOLDER``, or
     ``NAME:option=value:option=value`` with the constructor's options. ``NAME:state=FILE`` begins
     with what ``specgym train NAME`` left; ``learned`` alone takes the policy shipped for the pool.
+    ``hold`` and ``restart`` go around another spec, which follows their own options:
+    ``hold:n=4:ucb:scope=request``, ``restart:hold:ucb``.
 
     Args:
         spec: The spec.
@@ -67,6 +109,10 @@ def make_controller(
             f"controller {spec!r}: nothing stands behind the colon; leave it out, or say what is "
             f"meant, as in static:ngram@4, ucb:scope=request or learned:FILE"
         )
+    if name in WRAPPERS:
+        options, inside = split_wrapper(spec)
+        inner = make_controller(inside, plans, features, seed, pool)
+        return WRAPPERS[name](plans, inner, **options)
     if name == "learned":
         path = policy_file(rest) if rest else shipped_policy(pool)
         return LearnedController(plans, features, path, FEATURES_VERSION)
@@ -76,27 +122,65 @@ def make_controller(
         if not rest:
             raise ValueError("controller 'ppo': say which model, for example ppo:runs/NAME/ppo")
         return PPOController(plans, features, Path(rest))
-    if name not in FACTORIES:
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"controller: no controller {name!r}{hint}; there are {', '.join(NAMES)}")
-    factory = FACTORIES[name]
-    options: dict[str, Any] = {"plan": rest} if name == "static" and rest else {}
-    if name != "static" and rest:
-        options = parse_options(spec, rest, factory)
+    return make_listed(spec, plans, features, seed)
+
+
+def make_listed(
+    spec: str, plans: Sequence[tuple[tuple[str, ...], int]], features: Sequence[str], seed: int
+) -> Controller:
+    """The controller of ``FACTORIES`` a spec names.
+
+    Raises:
+        ValueError: If there is none, or an option is refused.
+    """
+    name, options = spec.partition(":")[0], options_of(spec)
     state = options.pop("state", None)
-    parameters = inspect.signature(factory).parameters
+    parameters = inspect.signature(FACTORIES[name]).parameters
     if "seed" in parameters:
         options.setdefault("seed", seed)
     if "features" in parameters:
         options["features"] = features
     try:
-        controller = factory(plans, **options)
+        controller = FACTORIES[name](plans, **options)
     except ValueError as error:
         raise ValueError(f"controller {spec!r}: {error}") from error
     if state is not None:
         controller.load_state_dict(load_state(Path(str(state)), name))
     return controller
+
+
+def options_of(spec: str) -> dict[str, Any]:
+    """The options that a spec of ``FACTORIES`` gives.
+
+    Raises:
+        ValueError: If there is no such controller, or an option is refused.
+    """
+    name, _, rest = spec.partition(":")
+    if name not in FACTORIES:
+        close = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"controller: no controller {name!r}{hint}; there are {', '.join(NAMES)}")
+    if not rest:
+        return {}
+    return {"plan": rest} if name == "static" else parse_options(spec, rest, FACTORIES[name])
+
+
+def split_wrapper(spec: str) -> tuple[dict[str, Any], str]:
+    """The options of a controller that goes around another, and the spec of the one inside.
+
+    Raises:
+        ValueError: If an option is refused, or none is inside.
+    """
+    name, *parts = spec.split(":")
+    count = next((n for n, part in enumerate(parts) if "=" not in part), len(parts))
+    if not any(parts[count:]):
+        example = ":".join([name, *parts[:count], "ucb"])
+        raise ValueError(
+            f"controller {spec!r}: say which controller is inside, for example {example}"
+        )
+    text = ":".join(parts[:count])
+    options = parse_options(spec, text, WRAPPERS[name]) if count else {}
+    return options, ":".join(parts[count:])
 
 
 def policy_file(text: str) -> Path:
@@ -125,19 +209,21 @@ def shipped_policy(pool: str) -> Path:
 def describe_options(spec: str) -> dict[str, Any]:
     """A controller's settings by name: its constructor's defaults, and what the spec changes."""
     name, _, rest = spec.partition(":")
+    if name in WRAPPERS:
+        changed, inside = split_wrapper(spec)
+        return {"controller": name} | defaults_of(WRAPPERS[name]) | changed | {"inside": inside}
     if name not in FACTORIES:
         return {"controller": name, "model": rest}
-    factory = FACTORIES[name]
-    defaults = {
+    return {"controller": name} | defaults_of(FACTORIES[name]) | options_of(spec)
+
+
+def defaults_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a constructor that have a default, and their defaults."""
+    return {
         key: parameter.default
         for key, parameter in inspect.signature(factory).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
+        if parameter.default is not inspect.Parameter.empty and key not in GIVEN
     }
-    if name == "static":
-        changed = {"plan": rest} if rest else {}
-    else:
-        changed = parse_options(spec, rest, factory) if rest else {}
-    return {"controller": name} | defaults | changed
 
 
 def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str, Any]:
@@ -147,7 +233,7 @@ def parse_options(spec: str, text: str, factory: Callable[..., Any]) -> dict[str
         ValueError: If one is malformed, unknown or given twice.
     """
     parameters = inspect.signature(factory).parameters
-    known = [name for name in parameters if name not in ("plans", "features")]
+    known = [name for name in parameters if name not in GIVEN]
     known += ["state"] if factory in LEARNERS else []
     options: dict[str, Any] = {}
     for part in text.split(":"):

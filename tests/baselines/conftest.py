@@ -62,6 +62,24 @@ class PaperDecoder:
             passed = 1
         return self.info(executed, reason, forwards, passed, proposed, accepted)
 
+    def batch_step(self, action: int, num_rows: int) -> dict[str, Any]:
+        """Returns the info of one iteration of several rows, which take as long as one."""
+        steps = [self.step(action) for _ in range(num_rows)]
+        longest = max(steps, key=lambda info: len(info["accepted_per_level"]))
+        levels = range(len(longest["accepted_per_level"]))
+        sums = {
+            name: [sum(s[name][level] for s in steps if s[name]) for level in levels]
+            for name in ("accepted_per_level", "proposed_per_level")
+        }
+        return {
+            **longest,
+            **sums,
+            "tokens": sum(each["tokens"] for each in steps),
+            "drafted": sum(each["drafted"] for each in steps),
+            "baseline_seconds": self.seconds["target"] / num_rows,
+            "num_active": num_rows,
+        }
+
     def info(
         self,
         executed: int,

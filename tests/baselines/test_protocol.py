@@ -1,6 +1,8 @@
 """What every controller must do: obey masks, survive anything that a step reports, restore."""
 
+import inspect
 import json
+import math
 import subprocess
 import sys
 
@@ -9,24 +11,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.agents import UCB, LinUCB
-from specgym.baselines import NoSpeculation, Random, SpecRouter, Static, TestAndSet
+from specgym.runs.controllers import FACTORIES, WRAPPERS, make_controller
 
-MAKERS = {
-    "none": NoSpeculation,
-    "static": Static,
-    "random": Random,
-    "specrouter": SpecRouter,
-    "specrouter-window": lambda plans: SpecRouter(plans, window=4),
-    "test-and-set": TestAndSet,
-    "test-and-set-own": lambda plans: TestAndSet(plans, own_baseline=True, chains="fixed"),
-    "ucb": UCB,
-    "ucb-request": lambda plans: UCB(plans, scope="request"),
-    "linucb": LinUCB,
-    "linucb-request": lambda plans: LinUCB(plans, scope="request"),
-}
+
+def maker(spec):
+    """Returns what makes the controller of a spec over a plan table."""
+    return lambda plans: make_controller(spec, plans, [], 0)
+
+
+def draws(spec):
+    """Returns whether the spec's controller, or the one inside it, draws when it acts."""
+    names = [part for part in spec.split(":") if part in FACTORIES]
+    return any("seed" in inspect.signature(FACTORIES[name]).parameters for name in names)
+
+
+SPECS = (
+    *FACTORIES,
+    *(f"{name}:throughput-aware" for name in WRAPPERS),
+    "specrouter:window=4",
+    "test-and-set:own_baseline=true:chains=fixed",
+    "ucb:scope=request",
+    "linucb:scope=request",
+    "throughput-aware:scope=request",
+    "heuristic:chain=ngram:scope=request",
+    "batch-table:gate_tokens=1.5:gate_window=2",
+    "goodput:rate=judged",
+    "ucb-spec:reward=utility:scope=stream",
+    "exp3-spec:loss=cost:mix=0.1:scope=stream",
+    "hedge-spec:reward=length",
+    "hold:n=4:ucb",
+    "hold:n=3:lints",
+    "restart:detector=cusum:threshold=1.0:nightjar",
+    "restart:delta=0.5:hold:n=2:thompson",
+)
 OBSERVATION = np.zeros(2, dtype=np.float32)
-every_controller = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+every_controller = pytest.mark.parametrize("make", [maker(spec) for spec in SPECS], ids=SPECS)
 
 
 @every_controller
@@ -63,9 +82,10 @@ def test_state_of_another_table_is_refused(all_plans, ngram_plans, make):
         make(ngram_plans).load_state_dict(make(all_plans).state_dict())
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "random"])
-def test_acting_twice_changes_nothing(all_plans, make_decoder, name):
-    controller, decoder = MAKERS[name](all_plans), make_decoder(all_plans, hit_rate=0.7)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not draws(spec)])
+def test_acting_twice_changes_nothing(all_plans, make_decoder, spec):
+    controller = make_controller(spec, all_plans, [], 0)
+    decoder = make_decoder(all_plans, hit_rate=0.7)
     mask = np.ones(len(all_plans), dtype=bool)
     for _ in range(150):
         action = controller.act(OBSERVATION, mask)
@@ -134,6 +154,68 @@ def test_a_fault_teaches_nothing(all_plans, make_decoder, drive, make):
     fault = {"error": "EngineFault: logits are not finite", "request_id": "r"}
     controller.observe(3, 0.0, fault)
     assert controller.state_dict() == before
+
+
+@every_controller
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
+@pytest.mark.parametrize("field", ["iter_seconds", "baseline_seconds"])
+def test_times_that_are_none_teach_nothing_wrong(all_plans, make_decoder, make, field, value):
+    controller, decoder = make(all_plans), make_decoder(all_plans, hit_rate=0.7)
+    mask = np.ones(len(all_plans), dtype=bool)
+    for step in range(120):
+        action = controller.act(OBSERVATION, mask)
+        info = decoder.step(action, mask)
+        controller.observe(action, 0.0, {**info, field: value} if step % 3 else info)
+    json.dumps(controller.state_dict(), allow_nan=False)
+
+
+@every_controller
+@pytest.mark.parametrize("num_rows", [2, 7, 64])
+def test_a_batch_of_rows(all_plans, make_decoder, make, num_rows):
+    """Counts are sums over rows, and the baseline is of a token."""
+    controller, decoder = make(all_plans), make_decoder(all_plans, hit_rate=0.9)
+    mask = np.ones(len(all_plans), dtype=bool)
+    for step in range(150):
+        active = 1 + step % num_rows
+        if step % 10 == 0:
+            controller.begin({"request_id": str(step), "num_prompt": 3, "max_new_tokens": 25})
+        action = controller.act(OBSERVATION, mask)
+        assert mask[action]
+        controller.observe(action, 0.0, decoder.batch_step(action, active))
+    json.dumps(controller.state_dict(), allow_nan=False)
+
+
+@every_controller
+def test_a_pool_that_cannot_speculate(make, request):
+    """One arm: nothing is divided by zero."""
+    if any(name in request.node.callspec.id for name in ("static", "chain=", "window=4")):
+        pytest.skip("names a plan")
+    plans = [(("target",), 0)]
+    info = {
+        "tokens": 1,
+        "drafted": 0,
+        "accepted_per_level": [],
+        "proposed_per_level": [],
+        "executed_action": 0,
+        "reason": "",
+        "iter_seconds": 1.0,
+        "draft_seconds": 0.0,
+        "catchup_seconds": 0.0,
+        "baseline_seconds": 1.0,
+        "forwards": [],
+        "divergence": {},
+        "finish_reason": None,
+    }
+    controller = make(plans)
+    for _ in range(100):
+        assert controller.act(OBSERVATION, np.array([True])) == 0
+        controller.observe(0, 0.0, info)
+
+
+@every_controller
+def test_same_seed_same_actions(all_plans, make_decoder, drive, make):
+    runs = [drive(make(all_plans), make_decoder(all_plans, seed=3), 200) for _ in range(2)]
+    assert runs[0] == runs[1]
 
 
 def test_importing_controllers_loads_no_engine():

@@ -48,7 +48,7 @@ def test_a_branch_visits_what_it_would_alone(name, lean, rows, monkeypatch):
     for branch, found in zip(BRANCHES, off, strict=True):
         alone, _ = visited_experts(member, (*TEXT[: branch.start], *branch.tokens), ())
         np.testing.assert_array_equal(found, alone[branch.start :])
-    assert member.dispatch.choices is None
+    assert member.dispatch is None or member.dispatch.choices is None
 
 
 def test_no_branch_is_no_forward_and_a_dense_model_is_a_mistake():
