@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specgym.baselines.acceptance import PairAcceptance
-from specgym.baselines.checks import check_range
+from specgym.baselines.checks import check_count, check_range
 from specgym.baselines.cycle import expected_over_lengths, expected_verification
 from specgym.baselines.forward_seconds import ForwardSeconds
 from specgym.baselines.outcomes import is_sound
