@@ -170,7 +170,7 @@ def linear(job, op, thread, counters):
         for tile in range(num_tiles):
             first, end = share_of(count, tile, num_tiles)
             here = rows + 8 * first
-            product(kind, place, stride, stop - block, here, end - first, inputs, out)
+            product(kind, place, stride, stop - block, here, end - first, inputs, out, num_tiles)
             finish(job, op, out, first, end - first, block, stop - block)
         block, stop = take(counters, thread, num_threads, num_blocks, MAX_BLOCKS)
 
@@ -544,7 +544,7 @@ def route(job, op, thread):
             place = word(op, Experts.ROUTER) + stride * block
             inputs = word(op, Experts.INPUTS)
             kind = word(op, Experts.KIND)
-            product(kind, place, stride, together, rows + 8 * token, 1, inputs, tile)
+            product(kind, place, stride, together, rows + 8 * token, 1, inputs, tile, 1)
             for i in range(LANES * together):
                 store_f32(logits + 4 * (LANES * block + i), load_f32(tile + 4 * i))
         gates = word(op, Experts.GATES)
@@ -657,7 +657,7 @@ def run_expert_up(job, op, expert, block, num_blocks, visits, rows, count, out):
     for tile in range(num_tiles):
         first, end = share_of(count, tile, num_tiles)
         here = rows + 8 * first
-        product(kind, place, stride, num_blocks, here, end - first, inputs, out)
+        product(kind, place, stride, num_blocks, here, end - first, inputs, out, num_tiles)
         for i in range(end - first):
             line = out + 4 * TILE_WIDTH * i
             visit = load_i64(visits + 8 * (first + i))
@@ -694,7 +694,7 @@ def run_expert_down(job, op, expert, block, num_blocks, visits, rows, count, sha
     for tile in range(num_tiles):
         first, end = share_of(count, tile, num_tiles)
         here = rows + 8 * first
-        product(kind, place, stride, num_blocks, here, end - first, inner, out)
+        product(kind, place, stride, num_blocks, here, end - first, inner, out, num_tiles)
         for i in range(end - first):
             visit = load_i64(visits + 8 * (first + i))
             share = splat(load_f32(shares + 4 * visit))

@@ -37,7 +37,7 @@ from specgym.engine.compiled.vectors import (
 BFLOAT16, FLOAT32 = 0, 1  # types of weights, as programs name them
 MAX_ROWS = 6  # of a kernel: 6 rows x 16 outputs fill the 16 registers of AVX2
 MAX_BLOCKS = 4
-PREFETCH = 2048  # bytes ahead; on Zen 3 a fifth more bytes per second for one row, half for four
+PREFETCH = 2048  # bytes ahead where blocks are multiplied several times
 LINE = 64  # bytes of 16 words: a pair of bfloat16 inputs, or one of float32
 BLOCKS_AT_ONCE = (4, 4, 4, 4, 4, 4) if has_wide_registers() else (4, 2, 1, 1, 1, 1)  # by rows - 1
 
@@ -46,13 +46,13 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
     """Make the kernel of some rows and blocks.
 
     Its arguments: the first block's address, the bytes from block to block, the address of the
-    rows' addresses, their even length, and the address of float32 [rows, MAX_BLOCKS * 16] that
-    it writes.
+    rows' addresses, their even length, the address of float32 [rows, MAX_BLOCKS * 16] that it
+    writes, and how many bytes ahead it prefetches.
     """
     line = LINE if kind == BFLOAT16 else 2 * LINE
 
     def emit(b: ir.IRBuilder, *arguments: ir.Value) -> None:
-        weights, stride, rows, inputs, out = arguments
+        weights, stride, rows, inputs, out, ahead = arguments
         x = [read_address(b, rows, row) for row in range(num_rows)]
         w = [b.add(weights, b.mul(stride, word(block))) for block in range(num_blocks)]
         entry, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
@@ -66,7 +66,7 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
         lines = [b.add(each, b.mul(pair, word(line))) for each in w]
         for each in lines:
             for part in range(0, line, LINE):
-                emit_prefetch(b, b.add(each, word(PREFETCH + part)))
+                emit_prefetch(b, b.add(b.add(each, ahead), word(part)))
         for parity in range(2):
             factors = [emit_weights(b, each, kind, parity) for each in lines]
             for row in range(num_rows):
@@ -86,7 +86,7 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
             place = b.add(out, word(4 * LANES * (row * MAX_BLOCKS + block)))
             b.store(sums[row, block], emit_pointer(b, place, VECTOR), align=4)
 
-    return make_operation(types.void, [types.int64] * 5, emit)
+    return make_operation(types.void, [types.int64] * 6, emit)
 
 
 def word(value: int) -> ir.Constant:
@@ -119,15 +119,15 @@ def make_sweep(kernels: Sequence[Any], blocks_at_once: int) -> Any:
     step = blocks_at_once * 4 * LANES
 
     @njit
-    def sweep(weights, stride, num_blocks, rows, inputs, out):
+    def sweep(weights, stride, num_blocks, rows, inputs, out, ahead):
         block = 0
         while block + blocks_at_once <= num_blocks:
-            several(weights, stride, rows, inputs, out)
+            several(weights, stride, rows, inputs, out, ahead)
             weights += stride * blocks_at_once
             out += step
             block += blocks_at_once
         while block < num_blocks:
-            single(weights, stride, rows, inputs, out)
+            single(weights, stride, rows, inputs, out, ahead)
             weights += stride
             out += 4 * LANES
             block += 1
@@ -143,19 +143,19 @@ def make_product(kind: int) -> Any:
     )
 
     @njit
-    def product(weights, stride, num_blocks, rows, num_rows, inputs, out):
+    def product(weights, stride, num_blocks, rows, num_rows, inputs, out, ahead):
         if num_rows == 1:
-            one(weights, stride, num_blocks, rows, inputs, out)
+            one(weights, stride, num_blocks, rows, inputs, out, ahead)
         elif num_rows == 2:
-            two(weights, stride, num_blocks, rows, inputs, out)
+            two(weights, stride, num_blocks, rows, inputs, out, ahead)
         elif num_rows == 3:
-            three(weights, stride, num_blocks, rows, inputs, out)
+            three(weights, stride, num_blocks, rows, inputs, out, ahead)
         elif num_rows == 4:
-            four(weights, stride, num_blocks, rows, inputs, out)
+            four(weights, stride, num_blocks, rows, inputs, out, ahead)
         elif num_rows == 5:
-            five(weights, stride, num_blocks, rows, inputs, out)
+            five(weights, stride, num_blocks, rows, inputs, out, ahead)
         else:
-            six(weights, stride, num_blocks, rows, inputs, out)
+            six(weights, stride, num_blocks, rows, inputs, out, ahead)
 
     return product
 
@@ -164,12 +164,16 @@ product_bf16, product_f32 = make_product(BFLOAT16), make_product(FLOAT32)
 
 
 @njit
-def product(kind, weights, stride, num_blocks, rows, num_rows, inputs, out):
-    """Multiply rows with blocks: float32 [num_rows, MAX_BLOCKS * 16] at ``out``."""
+def product(kind, weights, stride, num_blocks, rows, num_rows, inputs, out, num_tiles):
+    """Multiply rows with blocks: float32 [num_rows, MAX_BLOCKS * 16] at ``out``.
+
+    Blocks that meet one tile of rows leave time to fetch those that follow.
+    """
+    ahead = num_blocks * stride if num_tiles == 1 else PREFETCH
     if kind == BFLOAT16:
-        product_bf16(weights, stride, num_blocks, rows, num_rows, inputs, out)
+        product_bf16(weights, stride, num_blocks, rows, num_rows, inputs, out, ahead)
     else:
-        product_f32(weights, stride, num_blocks, rows, num_rows, inputs, out)
+        product_f32(weights, stride, num_blocks, rows, num_rows, inputs, out, ahead)
 
 
 @njit
