@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,7 +134,7 @@ def load_pool(
     drafters = {name: folder for name, folder in folders.items() if folder is not None}
     members = load_members(loaded, drafters)
     accelerate(members, graphs=graphs, compiled=compiled)
-    return ModelPool(
+    pool = ModelPool(
         members,
         chains=default_chains(spec) if chains is None else chains,
         k_values=k_values,
@@ -144,6 +146,15 @@ def load_pool(
             **{name: each.fingerprint for name, each in loaded.items()},
         },
     )
+    loaded.clear()
+    give_back_memory()
+    return pool
+
+
+def give_back_memory() -> None:
+    """Return what loading has freed to the system, where the allocator would keep it (glibc)."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]) -> list[Member]:
@@ -157,6 +168,9 @@ def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]
         ValueError: If a tokenizer differs, or a drafter was trained for another target.
     """
     target = loaded["target"]
+    for each in loaded.values():  # a view of a mapped file would keep all of it in memory
+        embedding = each.model.get_input_embeddings().weight
+        embedding.data = embedding.data.clone()
     for name, drafter in loaded.items():
         if drafter.tokenizer is not None and target.tokenizer is not None:
             check_tokenizers(name, drafter.tokenizer, target.tokenizer)

@@ -136,7 +136,7 @@ class CompiledLlama:
         program.linear(self.states, head, None, norm=self.final_norm, bias=bias)
         if model.lm_head.weight is not model.model.embed_tokens.weight:
             model.lm_head = nn.Identity()
-        model.model.layers = nn.ModuleList()
+        model.model.layers, model.model.norm = nn.ModuleList(), nn.Identity()
         self.machine = Machine(program)
         self.taps: tuple[int, ...] = ()
         self.has_head = True

@@ -18,6 +18,9 @@ from specgym.engine.compiled.vectors import LANES
 
 SLAB = 1 << 21  # bytes that are asked of the system at a time
 LINE = 64
+PRIVATE = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Arena:
     def reserve(self, num_bytes: int) -> None:
         """Have what is taken next, so many bytes in all, lie in one piece."""
         if not self.slabs or self.num_used + num_bytes > len(self.slabs[-1]):
-            region = mmap.mmap(-1, max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE))
+            size = max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            region = mmap.mmap(-1, size, **PRIVATE)  # only private memory lies in huge pages
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 region.madvise(mmap.MADV_HUGEPAGE)
             self.slabs.append(np.frombuffer(region, dtype=np.uint8))
