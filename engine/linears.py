@@ -1,4 +1,4 @@
-"""Linear layers on the CPU through the compiled product, for whatever is not compiled as a whole."""
+"""Linear layers on the CPU through the compiled product, where no whole forward is compiled."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def load_pool(
         device: Where the models run.
         dtype: Type of the weights.
         graphs: Replay captured CUDA graphs where the device has them.
-        compiled: Compile the lean forwards on CUDA with torch.compile, for tens of seconds per shape;
-            in exact mode the tokens may then be other ones at near-ties than without.
+        compiled: Compile the lean forwards on CUDA with torch.compile, for tens of seconds per
+            shape; in exact mode the tokens may then be other ones at near-ties than without.
 
     Raises:
         ValueError: If the spec cannot be read, a folder holds no model, or tokenizers differ.

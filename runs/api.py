@@ -168,7 +168,7 @@ class Engine:
         k_values: Sequence[int] = DEFAULT_K_VALUES,
         chains: Sequence[str] | None = None,
         device: str = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.bfloat16,
         exact: bool = True,
         compiled: bool = False,
     ) -> Engine:
@@ -179,7 +179,7 @@ class Engine:
             k_values: Numbers of drafted tokens that plans may ask for.
             chains: Legal chains such as ``"ngram>target"``; None takes the default ones.
             device: Where the models run.
-            dtype: Type of the weights; None takes bfloat16 where it is fast.
+            dtype: Type of the weights.
             exact: Bit-exact fixed shapes.
             compiled: Compile the lean forwards: tens of seconds per shape.
 

@@ -44,7 +44,8 @@ class CompiledEagle:
         self.kind = kind_of(embedding.dtype)
         self.rotary, self.table = head.rotary, np.empty((0, 2, 1), np.float32)
         kv_heads = config.num_key_value_heads or config.num_attention_heads
-        self.heads = Heads(config.num_attention_heads, kv_heads, int(config.head_dim))
+        assert config.head_dim is not None
+        self.heads = Heads(config.num_attention_heads, kv_heads, config.head_dim)
         self.feature_size, self.num_outputs = shape.target_hidden_size, len(rows)
         size, self.is_wide = config.hidden_size, shape.is_wide
         self.epsilon = config.rms_norm_eps
@@ -52,7 +53,9 @@ class CompiledEagle:
         self.joined = program.buffer(width)
         first = 0 if self.is_wide else size
         self.features = program.columns(self.joined, first, shape.num_features)
-        self.embeds = program.buffer(size) if self.is_wide else program.columns(self.joined, 0, size)
+        self.embeds = (
+            program.buffer(size) if self.is_wide else program.columns(self.joined, 0, size)
+        )
         self.states = program.buffer(size)
         self.raw = program.buffer((self.heads.num_heads + 2 * kv_heads) * self.heads.size)
         self.queries = program.buffer(self.heads.num_heads * self.heads.padded_size)
@@ -88,7 +91,7 @@ class CompiledEagle:
         program, arena, attention = self.program, self.program.arena, layer.self_attn
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = pack(arena, [torch.cat([each.weight.detach() for each in projections])])
-        biases = [each.bias for each in projections if each.bias is not None]
+        biases: list[torch.Tensor] = [each.bias for each in projections if each.bias is not None]
         bias = arena.keep_vector(torch.cat(biases) if biases else None)
         norm = None if layer.input_layernorm is None else self.norm(layer.input_layernorm)
         if layer.hidden_norm is not None:

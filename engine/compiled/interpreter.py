@@ -11,9 +11,11 @@ Legend: N tokens, B batch rows, S slots, D head size, E experts, K experts per t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import njit
+from numba import types as numba_types
 
 from specgym.engine.compiled.layout import (
     OP_WORDS,
@@ -59,6 +61,7 @@ from specgym.engine.compiled.vectors import (
     take_lane,
 )
 
+types: Any = numba_types
 TILE_WIDTH = MAX_BLOCKS * LANES
 as_float = make_operation(
     types.float32, [types.int64], lambda b, bits: b.bitcast(b.trunc(bits, I32), F32)
@@ -485,7 +488,9 @@ def make_attention(read):
         norm = splat(total)
         for d in range(0, width, 4 * LANES):
             if d + 4 * LANES <= size:
-                mix_four(values + step * d, num_bytes, step, slots, count, weights, norm, target + 4 * d)
+                mix_four(
+                    values + step * d, num_bytes, step, slots, count, weights, norm, target + 4 * d
+                )
             else:
                 for e in range(d, width, LANES):
                     place = values + step * e
@@ -551,7 +556,9 @@ def route(job, op, thread):
         if gates >= 0 and thread == 0:
             store_f32(buffer_row(job, gates, token), load_f32(logits + 4 * num_experts))
         pick = per_token * token
-        total = choose_experts(logits, num_experts, per_token, choices + 8 * pick, shares + 4 * pick)
+        total = choose_experts(
+            logits, num_experts, per_token, choices + 8 * pick, shares + 4 * pick
+        )
         if word(op, Experts.IS_NORMALIZED):
             total = types.float32(0.0)
             for k in range(per_token):

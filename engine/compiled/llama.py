@@ -227,9 +227,7 @@ class CompiledLlama:
         arena = self.program.arena
         down = pack(arena, [mlp.down_proj.weight])
         bias = arena.keep_vector(mlp.down_proj.bias)
-        self.program.linear(
-            inner, down, self.states, bias=bias, epilogue=Epilogue.ADD, scale=scale
-        )
+        self.program.linear(inner, down, self.states, bias=bias, epilogue=Epilogue.ADD, scale=scale)
 
     def add_mixture(self, block: Any, norm: Norm) -> None:
         """Add a mixture of experts, and the gated expert that all tokens share (Qwen2-MoE)."""
@@ -335,7 +333,7 @@ class CompiledLlama:
             caches=cache_addresses(cache, self.heads, self.embedding.dtype).ctypes.data,
             valid=cache.valid_BS.data_ptr(),
             rotary=self.table.ctypes.data,
-            features=cache.features_BSF.data_ptr() if self.taps else 0,
+            features=0 if cache.features_BSF is None else cache.features_BSF.data_ptr(),
             mask=mask,
         )
         self.machine.run(num_tokens, num_wanted, given)
@@ -400,20 +398,23 @@ class CompiledMixture:
 
 
 def cache_addresses(cache: MaskedKVCache, heads: Heads, dtype: torch.dtype) -> np.ndarray:
-    """Addresses of each layer's keys and values, int64 [layers, 2]; makes the buffers first."""
-    if cache.addresses is None:
-        like = torch.empty(cache.num_sequences, heads.num_kv_heads, 0, heads.padded_size, dtype=dtype)
+    """Addresses of each layer's keys and values, int64 [layers, 2]; makes the buffers first.
+
+    They are kept with the cache; a copy of a cache finds that they are not its own.
+    """
+    first = cache.buffers[0]
+    if not first.is_initialized:
+        shape = (cache.num_sequences, heads.num_kv_heads, 0, heads.padded_size)
+        like = torch.empty(shape, dtype=dtype)
         for layer in cache.buffers:
-            if not layer.is_initialized:
-                layer.lazy_initialization(like, like)
+            layer.lazy_initialization(like, like)
+    if cache.addresses is None or cache.addresses[0, 0] != first.states()[0].data_ptr():
         pointers = [[each.data_ptr() for each in layer.states()] for layer in cache.buffers]
         cache.addresses = np.array(pointers, dtype=np.int64)
     return cache.addresses
 
 
-def fill_tokens(
-    table: np.ndarray, cache: MaskedKVCache, fed: Sequence[Sequence[int]]
-) -> list[int]:
+def fill_tokens(table: np.ndarray, cache: MaskedKVCache, fed: Sequence[Sequence[int]]) -> list[int]:
     """Write down each token's id, row, slot and position; returns each row's first token."""
     firsts, index = [], 0
     for row, tokens in enumerate(fed):

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import platform
 import sys
+from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import njit
+from numba import types as numba_types
 
 from specgym.engine.compiled.vectors import I64, emit_pointer, load_i64, make_operation
 
+types: Any = numba_types  # what it calls is overloaded beyond what its stubs say
 LOOKS = 10_000  # at a word before a thread sleeps until it changes: some 10 microseconds
 LINE = 64  # bytes of a cache line
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # private to the process

@@ -18,9 +18,7 @@ from specgym.engine.compiled.vectors import LANES
 
 SLAB = 1 << 21  # bytes that are asked of the system at a time
 LINE = 64
-PRIVATE = (
-    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ the processor at hand must have what is asked for. Results are the same bits eit
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import llvmlite.binding as llvm
 from numba.core import config
@@ -19,7 +20,8 @@ def choose() -> str:
     """Have numba compile for the chosen processor; returns its LLVM name."""
     name = os.environ.get(VARIABLE, "")
     if name:
-        config.CPU_NAME, config.CPU_FEATURES = name, ""
+        settings: Any = config
+        settings.CPU_NAME, settings.CPU_FEATURES = name, ""
     return name or llvm.get_host_cpu_name()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,7 @@ class Program:
         self.widths.append(self.widths[parent.index])
         return Buffer(len(self.buffers) - 1, width)
 
-    def add(self, op: Op, words: dict[int, int]) -> None:
+    def add(self, op: Op, words: Mapping[Any, int]) -> None:
         """Add an operation."""
         row = [int(op)] + [0] * (OP_WORDS - 1)
         for index, value in words.items():

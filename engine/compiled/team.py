@@ -87,7 +87,7 @@ class SourceLocator(_CacheLocator):
 class CodeImpl(CompileResultCacheImpl):
     """Numba's cache of compiled code in our folder."""
 
-    _locator_classes = [SourceLocator]  # noqa: RUF012
+    _locator_classes: list[Any] = [SourceLocator]  # noqa: RUF012
 
 
 class CodeCache(FunctionCache):

@@ -157,7 +157,7 @@ def make_operation(result: Any, arguments: Sequence[Any], emit: Callable[..., An
 
     names = ", ".join(f"a{index}" for index in range(len(arguments)))
     scope: dict[str, Any] = {"signature": signature, "generate": generate}
-    exec(f"def operation(context, {names}):\n    return signature, generate", scope)  # noqa: S102
+    exec(f"def operation(context, {names}):\n    return signature, generate", scope)
     return intrinsic(scope["operation"])
 
 
@@ -206,7 +206,9 @@ put_lane = make_operation(
     lambda b, x, lane, value: b.insert_element(x, value, b.trunc(lane, I32)),
 )
 take_lane = make_operation(
-    types.float32, [vector, types.int64], lambda b, x, lane: b.extract_element(x, b.trunc(lane, I32))
+    types.float32,
+    [vector, types.int64],
+    lambda b, x, lane: b.extract_element(x, b.trunc(lane, I32)),
 )
 sum_lanes = make_operation(
     types.float32, [vector], lambda b, x: emit_across(b, x, lambda i, j: b.fadd(i, j))

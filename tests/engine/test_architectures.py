@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import pathlib
 import random
 
@@ -91,7 +92,7 @@ ARCHITECTURES = {
     "GPT-2": ("GPT2Config", GPT2),
     "Mixtral": ("MixtralConfig", LOCAL | {"head_dim": 8}),
     "OLMoE": ("OlmoeConfig", EXPERTS),
-    "Qwen2-MoE": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "Qwen2-MoE": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 32}),
     "Qwen3-MoE": ("Qwen3MoeConfig", EXPERTS | {"head_dim": 8, "norm_topk_prob": True}),
     "PhiMoE": ("PhimoeConfig", LOCAL),
     "DeepSeek-V2": ("DeepseekV2Config", LATENT),
@@ -138,11 +139,23 @@ def build(name, variant, dtype=torch.float32):
 
 
 @functools.cache
-def pool_of(name, variant, dtype=torch.float32):
+def pool_of(name, variant, dtype=torch.float32, compiled=True):
     """Prompt lookup, a perturbed twin on transformers' own forward, and the model."""
     model = build(name, variant)
     draft = ModelMember("draft", perturbed(model, 0.1, 1).to(dtype), lean=False)
-    return ModelPool([NGramMember(), draft, ModelMember("target", model.to(dtype))], chains=CHAINS)
+    target = ModelMember("target", model.to(dtype), compiled=compiled)
+    return ModelPool([NGramMember(), draft, target], chains=CHAINS)
+
+
+def pools_of(name, variant, dtype=torch.float32):
+    """A pool for each forward of ours that the architecture has, or one without."""
+    forms = (True, False) if is_compiled(name, variant) else (True,)
+    return [pool_of(name, variant, dtype, compiled) for compiled in forms]
+
+
+def is_compiled(name, variant):
+    """LongRoPE's factors are chosen per request: the compiled forward has one table."""
+    return name in LEAN and variant != "LongRoPE"
 
 
 @functools.cache
@@ -196,18 +209,22 @@ def test_plain_decoding_is_transformers_greedy(name, variant, passed):
     expected = expected_tokens(name, variant)
     assert len(expected) == BUDGET
     assert len(set(expected)) > 2
-    pool = pool_of(name, variant)
-    for exact in (True, False):
-        assert decode(pool, [DecodeRequest(PROMPT, BUDGET)], exact=exact)[0].output() == expected
-    assert (pool.model("target").lean is not None) == (name in LEAN)
+    for pool in pools_of(name, variant):
+        for exact in (True, False):
+            state, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)], exact=exact)
+            assert state.output() == expected
+    compiled, *fused = (pool.model("target") for pool in pools_of(name, variant))
+    assert (compiled.compiled is not None) == is_compiled(name, variant)
+    assert (compiled.lean is not None) == (name in LEAN and not is_compiled(name, variant))
+    assert all(member.compiled is None and member.lean is not None for member in fused)
     passed |= {(name, "forward"), (name, "plain")} if variant == "plain" else set()
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_every_chain_with_any_k_is_plain_decoding(name, variant, passed):
-    pool, rng, tried = pool_of(name, variant), random.Random(0), []
-    for chain in pool.chains:
-        for exact in (True, False):
+    for pool in pools_of(name, variant):
+        rng, tried = random.Random(0), []
+        for chain, exact in itertools.product(pool.chains, (True, False)):
             state, results = decode(
                 pool,
                 [DecodeRequest(PROMPT, BUDGET)],
@@ -216,29 +233,29 @@ def test_every_chain_with_any_k_is_plain_decoding(name, variant, passed):
             )
             assert state.output() == expected_tokens(name, variant)
             tried += results
-    assert any(result.num_accepted for result in tried)
-    assert any(result.num_drafted > result.num_accepted for result in tried)
+        assert any(result.num_accepted for result in tried)
+        assert any(result.num_drafted > result.num_accepted for result in tried)
     passed.add((name, "chains" if variant == "plain" else variant))
 
 
 @pytest.mark.parametrize(("name", "variant"), HARDEST)
 def test_a_batch_with_holes_decodes_each_row_as_if_alone(name, variant, passed):
-    pool = pool_of(name, variant)
     requests = [DecodeRequest(PROMPT[start:], BUDGET) for start in (0, 3, 8)]
-    alone = [decode(pool, [each])[0].output() for each in requests[1:]]
-    state, results = decode(pool, requests, random_plans(pool, 2))
-    outputs = [state.output(row) for row in range(3)]
-    assert outputs == [expected_tokens(name, variant), *alone]
-    assert any(result.num_drafted > result.num_accepted for result in results)
+    for pool in pools_of(name, variant):
+        alone = [decode(pool, [each])[0].output() for each in requests[1:]]
+        state, results = decode(pool, requests, random_plans(pool, 2))
+        outputs = [state.output(row) for row in range(3)]
+        assert outputs == [expected_tokens(name, variant), *alone]
+        assert any(result.num_drafted > result.num_accepted for result in results)
     passed.add((name, "batch"))
 
 
 @pytest.mark.parametrize(("name", "variant"), HARDEST)
 def test_bf16_in_exact_mode_gives_the_same_bits_under_any_plans(name, variant, passed):
-    pool = pool_of(name, variant, torch.bfloat16)
-    plain, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)])
     held = len(PROMPT) + BUDGET - 1
-    for seed in range(2):
+    pools = pools_of(name, variant, torch.bfloat16)
+    for pool, seed in itertools.product(pools, range(2)):
+        plain, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)])
         state, _ = decode(pool, [DecodeRequest(PROMPT, BUDGET)], random_plans(pool, seed))
         assert state.output() == plain.output()
         memories = [each.memories["target"].buffers for each in (state, plain)]

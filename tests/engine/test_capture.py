@@ -99,7 +99,10 @@ def test_a_forward_that_waits_is_refused_and_the_mode_is_put_back(monkeypatch):
 
 def test_on_cuda_models_share_one_memory_pool_and_the_rest_says_why_not(monkeypatch, caplog):
     FakeCuda(monkeypatch)
-    members = [ModelMember(name, tiny_llama(seed)) for seed, name in enumerate(("draft", "target"))]
+    members = [
+        ModelMember(name, tiny_llama(seed), compiled=False)
+        for seed, name in enumerate(("draft", "target"))
+    ]
     longrope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -116,7 +119,8 @@ def test_on_cuda_models_share_one_memory_pool_and_the_rest_says_why_not(monkeypa
         max_position_embeddings=64,
         rope_parameters=longrope,
     )
-    members.append(ModelMember("long", transformers.LlamaForCausalLM(config).eval()))
+    model = transformers.LlamaForCausalLM(config).eval()
+    members.append(ModelMember("long", model, compiled=False))
     for member in members:
         member.device = torch.device("cuda", 0)
     with caplog.at_level(logging.WARNING, logger="specgym"):
@@ -132,7 +136,7 @@ def test_on_cuda_models_share_one_memory_pool_and_the_rest_says_why_not(monkeypa
 
 def test_graphs_can_be_turned_off(monkeypatch):
     FakeCuda(monkeypatch)
-    member = ModelMember("target", tiny_llama(0))
+    member = ModelMember("target", tiny_llama(0), compiled=False)
     member.device = torch.device("cuda", 0)
     accelerate([member], graphs=False)
     assert member.graphs is None

@@ -1,4 +1,7 @@
-"""Captured forwards: their bookkeeping, driven on a CPU by a capture that records."""
+"""Captured forwards: their bookkeeping, driven on a CPU by a capture that records.
+
+They are CUDA's, so members have the fused forward.
+"""
 
 import copy
 import logging
@@ -40,7 +43,7 @@ def run_captured(pool, capture=None, **changes):
 
 
 def make_member(**changes):
-    member = ModelMember("target", tiny_llama(3, **changes))
+    member = ModelMember("target", tiny_llama(3, **changes), compiled=False)
     member.graphs = GraphRunner(member, EagerCapture())
     return member
 
@@ -56,7 +59,7 @@ def feed(member, memory, windows):
 def test_chains_give_the_eager_tokens(exact, lean, dtype):
     requests = [DecodeRequest(PROMPT, 40)]
     for seed in range(2):
-        eager, captured = (tiny_pool(7, lean=lean, dtype=dtype) for _ in range(2))
+        eager, captured = (tiny_pool(7, lean=lean, dtype=dtype, compiled=False) for _ in range(2))
         capture = run_captured(captured)
         expected, _ = decode(eager, requests, random_plans(eager, seed), exact=exact)
         state, _ = decode(captured, requests, random_plans(captured, seed), exact=exact)
@@ -68,7 +71,7 @@ def test_chains_give_the_eager_tokens(exact, lean, dtype):
 def test_in_exact_mode_the_bits_are_the_eager_ones():
     outputs, held = [], []
     for is_captured in (False, True):
-        pool = tiny_pool(7, dtype=torch.bfloat16)
+        pool = tiny_pool(7, dtype=torch.bfloat16, compiled=False)
         if is_captured:
             run_captured(pool)
         state, _ = decode(pool, [DecodeRequest(PROMPT, 40)], random_plans(pool, 3))
@@ -81,7 +84,7 @@ def test_in_exact_mode_the_bits_are_the_eager_ones():
 
 def test_rows_of_a_batch_accept_different_lengths():
     requests = [DecodeRequest((9,), 30), DecodeRequest(PROMPT, 24), DecodeRequest(PROMPT * 3, 40)]
-    eager, captured = tiny_pool(2), tiny_pool(2)
+    eager, captured = tiny_pool(2, compiled=False), tiny_pool(2, compiled=False)
     capture = run_captured(captured)
     expected, _ = decode(eager, requests, exact=False)
     state, _ = decode(captured, requests, random_plans(captured, 5), exact=False)
@@ -94,7 +97,10 @@ def test_rows_that_join_are_decoded_like_eager_ones(exact):
     prompts = (PROMPT, (9,), (4, 4), PROMPT * 3, (8, 1, 8))
     queue = [DecodeRequest(prompt, 14 + 3 * i) for i, prompt in enumerate(prompts)]
     dtype = torch.bfloat16 if exact else torch.float32
-    eager, captured = tiny_pool(2, dtype=dtype), tiny_pool(2, dtype=dtype)
+    eager, captured = (
+        tiny_pool(2, dtype=dtype, compiled=False),
+        tiny_pool(2, dtype=dtype, compiled=False),
+    )
     capture = run_captured(captured)
     expected, outputs = (
         serve(pool, queue, 3, random_plans(pool, 6), exact=exact) for pool in (eager, captured)
@@ -105,7 +111,7 @@ def test_rows_that_join_are_decoded_like_eager_ones(exact):
 
 
 def test_a_row_by_itself_and_a_heard_router_are_not_replayed():
-    member = ModelMember("target", tiny_mixtral(3))
+    member = ModelMember("target", tiny_mixtral(3), compiled=False)
     member.graphs = GraphRunner(member, EagerCapture())
     memory = member.new_memory(2, 64)
     member.forward(memory, [[1, 2], [3]])
@@ -118,7 +124,7 @@ def test_a_row_by_itself_and_a_heard_router_are_not_replayed():
 
 
 def test_features_of_tapped_layers_are_kept():
-    eager, captured = ModelMember("target", tiny_llama(3)), make_member()
+    eager, captured = ModelMember("target", tiny_llama(3), compiled=False), make_member()
     windows, features = (PROMPT, (4,), (8, 2), (1,)), []
     for member in (eager, captured):
         member.taps = (0, 1, 2)
@@ -171,7 +177,7 @@ def test_logits_outlive_the_next_replay():
 
 
 def test_memories_take_turns_on_the_stage():
-    member, plain = make_member(), ModelMember("target", tiny_llama(3))
+    member, plain = make_member(), ModelMember("target", tiny_llama(3), compiled=False)
     pairs = [(m, m.new_memory(1, 64)) for m in (member, plain)]
     others = [(m, m.new_memory(1, 64)) for m in (member, plain)]
     for window in (PROMPT, (1,), (2, 3), (4,)):
@@ -195,7 +201,7 @@ def test_a_copied_memory_goes_on_by_itself():
 
 
 def test_buffers_made_anew_are_moved_in_again():
-    member, plain = make_member(), ModelMember("target", tiny_llama(3))
+    member, plain = make_member(), ModelMember("target", tiny_llama(3), compiled=False)
     results = []
     for each in (member, plain):
         memory = each.new_memory(1, 64)
@@ -212,7 +218,9 @@ def test_a_larger_memory_has_a_larger_stage_and_drops_the_old_graphs():
     small, large = member.new_memory(1, 64), member.new_memory(1, 600)
     feed(member, small, (PROMPT, (1,)))
     old = next(iter(member.graphs.replays.values()))
-    expected = feed(ModelMember("target", tiny_llama(3)), copy.deepcopy(small), ((2,),))
+    expected = feed(
+        ModelMember("target", tiny_llama(3), compiled=False), copy.deepcopy(small), ((2,),)
+    )
     feed(member, large, (PROMPT, (1,)))
     assert member.graphs.stages[1].cache.num_slots == 1024
     assert old not in member.graphs.replays.values()
@@ -231,14 +239,14 @@ def test_batch_sizes_have_stages_of_their_own():
 
 
 def test_only_so_many_graphs_are_kept():
-    pool = tiny_pool(1)
+    pool = tiny_pool(1, compiled=False)
     run_captured(pool, max_graphs=2)
     decode(pool, [DecodeRequest(PROMPT, 40)], random_plans(pool, 0), exact=False)
     assert all(len(pool.model(name).graphs.replays) <= 2 for name in ("draft", "mid", "target"))
 
 
 def test_a_failed_capture_falls_back_with_one_reason(caplog):
-    eager, captured = tiny_pool(7), tiny_pool(7)
+    eager, captured = tiny_pool(7, compiled=False), tiny_pool(7, compiled=False)
     capture = run_captured(captured, Failing())
     requests = [DecodeRequest(PROMPT, 30)]
     with caplog.at_level(logging.WARNING, logger="specgym"):
@@ -254,7 +262,7 @@ def test_a_failed_capture_falls_back_with_one_reason(caplog):
 
 
 def test_after_a_fault_the_next_plan_runs_on():
-    pool, twin = tiny_pool(4), tiny_pool(4)
+    pool, twin = tiny_pool(4, compiled=False), tiny_pool(4, compiled=False)
     run_captured(pool)
     states = [start(each, [DecodeRequest(PROMPT, 20)], CountingClock()) for each in (pool, twin)]
     plan, none = Plan(("draft", "target"), 3), Plan(("target",), 0)
@@ -301,7 +309,7 @@ def test_mixtures_replay_the_grouped_products_and_their_loads(lean):
     results = []
     for is_captured in (False, True):
         model = make_mixture()
-        member = ModelMember("target", model, lean=lean)
+        member = ModelMember("target", model, lean=lean, compiled=False)
         mixtures = (
             [layer.feed_forward.experts for layer in member.lean.layers]
             if lean

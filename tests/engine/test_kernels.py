@@ -42,8 +42,8 @@ VARIANTS = {
 }
 
 
-MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-SHARED = MIXTURE | {"shared_expert_intermediate_size": 40}
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = MIXTURE | {"shared_expert_intermediate_size": 48}
 SLIDING = {"sliding_window": 12, "use_sliding_window": True}
 FAMILIES = {  # class, options
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -84,11 +84,12 @@ def build(variant, dtype=torch.float32):
     return model.to(dtype).eval().requires_grad_(False)
 
 
+@pytest.mark.parametrize("form", ["compiled", "fused"])
 @pytest.mark.parametrize("variant", [*VARIANTS, *FAMILIES])
-def test_the_lean_forward_gives_the_logits_of_transformers(variant):
+def test_the_lean_forward_gives_the_logits_of_transformers(variant, form):
     """In fp32, to 1e-5 where logits are about 1; past the window's edge where there is one."""
-    member = ModelMember("target", build(variant))
-    assert member.lean is not None
+    member = ModelMember("target", build(variant), compiled=form == "compiled")
+    assert (member.compiled if form == "compiled" else member.lean) is not None
     tokens = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
     expected = build(variant)(tokens).logits
     memory = member.new_memory(2, 64)
@@ -97,13 +98,14 @@ def test_the_lean_forward_gives_the_logits_of_transformers(variant):
     assert 0.2 < expected.std() < 5
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_packed_members_give_the_logits_of_transformers_in_bfloat16(lean):
+@pytest.mark.parametrize("form", ["compiled", "fused", "hooked"])
+def test_packed_members_give_the_logits_of_transformers_in_bfloat16(form):
     """bf16 rounds at other places; the two must agree as closely as bf16 agrees with fp32."""
     tokens = torch.randint(61, (1, 40), generator=torch.Generator().manual_seed(1))
     exact = build("grouped").float()(tokens).logits
     rounded = build("grouped", torch.bfloat16)(tokens).logits.float()
-    member = ModelMember("target", build("grouped", torch.bfloat16), lean=lean)
+    options = {"lean": form != "hooked", "compiled": form == "compiled"}
+    member = ModelMember("target", build("grouped", torch.bfloat16), **options)
     logits = member.forward(member.new_memory(1, 64), tokens.tolist()).float()
     scale = (rounded - exact).abs().mean()
     assert (logits - exact).abs().mean() < 1.5 * scale
@@ -114,7 +116,9 @@ def test_only_known_families_with_silu_and_plain_linears_are_lean():
     assert not is_lean(GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)))
     model = LlamaForCausalLM(LlamaConfig(**BASE, hidden_act="gelu"))
     assert not is_lean(model)
-    assert ModelMember("target", model).lean is None
+    member = ModelMember("target", model)
+    assert member.lean is None
+    assert member.compiled is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -73,17 +73,21 @@ def test_prompt_lookup_is_a_search_of_the_text_however_the_index_grew(tokens, k,
     assert member.propose(memory, tokens, k) == search(tokens, k, window)
 
 
-def test_forward_returns_one_row_of_logits_per_token_and_none_when_not_needed():
-    member = ModelMember("target", tiny_llama())
+@pytest.mark.parametrize("compiled", [True, False])
+def test_forward_returns_one_row_of_logits_per_token_and_none_when_not_needed(compiled):
+    """The compiled form computes no pads, so none are returned."""
+    member = ModelMember("target", tiny_llama(), compiled=compiled)
+    assert (member.compiled is not None) == compiled
     memory = member.new_memory(2, 32)
     assert member.forward(memory, [[1, 2], [3]], need_logits=False) is None
     assert member.forward(memory, [[1], [3, 4, 5]]).shape == (2, 3, 61)
-    assert member.forward(memory, [[1], []], 8).shape == (2, 8, 61)
+    assert member.forward(memory, [[1], []], 8).shape == (2, 1 if compiled else 8, 61)
     assert [memory.num_valid(row) for row in (0, 1)] == [4, 4]
 
 
-def test_forward_does_not_run_past_the_context():
-    member = ModelMember("target", tiny_llama(max_position_embeddings=16))
+@pytest.mark.parametrize("compiled", [True, False])
+def test_forward_does_not_run_past_the_context(compiled):
+    member = ModelMember("target", tiny_llama(max_position_embeddings=16), compiled=compiled)
     memory = member.new_memory(1, 64)
     member.forward(memory, [list(range(15))])
     member.forward(memory, [[1]], 8)
@@ -100,30 +104,42 @@ def test_size_is_counted_before_the_weights_are_packed():
     assert member.context_limit == 512
 
 
-def poisoned_pool(name, value, lean=True):
+FORMS = {
+    "compiled": {},
+    "fused": {"compiled": False},
+    "hooked": {"lean": False},
+}
+
+
+def poisoned_pool(name, value, form):
     """A tiny pool, and a switch that ruins one member's logits by its last norm."""
     target = tiny_llama(3)
     models = {"draft": perturbed(target, 0.1, 1), "mid": perturbed(target, 0.05, 2)}
     models["target"] = target
     weight = models[name].model.norm.weight
+    members = {each: ModelMember(each, model, **FORMS[form]) for each, model in models.items()}
+    compiled = members[name].compiled
+    assert (compiled is not None) == (form == "compiled")
+    if compiled is not None:  # it has a copy
+        arena, address = compiled.program.arena, compiled.final_norm.weight
+        weight = torch.from_numpy(arena.view(address, len(weight)))
     good = weight.clone()
 
     def turn(on):
         weight.copy_(torch.full_like(good, value) if on else good)
 
-    members = [ModelMember(each, model, lean=lean) for each, model in models.items()]
-    return ModelPool([NGramMember(), *members]), turn
+    return ModelPool([NGramMember(), *members.values()]), turn
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["draft", "mid", "target"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_a_fault_that_names_the_member(
-    name, value, lean, temperature
+    name, value, form, temperature
 ):
     """vllm#53029: at once, at each level, and the state can go on under another plan."""
-    pool, turn = poisoned_pool(name, value, lean)
+    pool, turn = poisoned_pool(name, value, form)
     plan, clock = Plan(("draft", "mid", "target"), 3), CountingClock()
     request = DecodeRequest(PROMPT, 20, SamplingParams(temperature))
     state = start(pool, [request], clock)

@@ -2,13 +2,14 @@
 
 import collections
 
+import numpy
 import pytest
 import torch
 import transformers
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape
+from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape, read_loads
 from specgym.engine.pool import ModelPool
 from specgym.engine.routing import stable_topk
 from specgym.engine.testing import decode, perturbed, random_plans
@@ -19,7 +20,7 @@ COMMON = {
     "vocab_size": 61,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -78,13 +79,31 @@ def build(name, seed=0, dtype=torch.float32, **changes):
     return model.to(dtype).eval().requires_grad_(False)
 
 
-def members(name, dtype=torch.float32, **changes):
-    """The forwards there are for this architecture: hooked, and lean for those of Llama's shape."""
-    forms = [ModelMember("target", build(name, dtype=dtype, **changes), lean=False)]
+FORMS = {"hooked": {"lean": False}, "fused": {"compiled": False}, "compiled": {}}
+
+
+def torch_members(name, dtype=torch.float32, change=lambda model: None, **changes):
+    """The forwards whose experts torch runs: hooked, and fused for those of Llama's shape."""
+    forms = ("hooked", "fused") if name in LEAN else ("hooked",)
+    made = []
+    for form in forms:
+        model = build(name, dtype=dtype, **changes)
+        change(model)
+        made.append(ModelMember("target", model, **FORMS[form]))
+        assert made[-1].compiled is None
+        assert (made[-1].lean is not None) == (form == "fused")
+    return made
+
+
+def members(name, dtype=torch.float32, change=lambda model: None, **changes):
+    """All the forwards there are for this architecture; compiled is the last, if there is one."""
+    made = torch_members(name, dtype, change, **changes)
     if name in LEAN:
-        forms.append(ModelMember("target", build(name, dtype=dtype, **changes)))
-        assert forms[1].lean is not None
-    return forms
+        model = build(name, dtype=dtype, **changes)
+        change(model)
+        made.append(ModelMember("target", model))
+        assert made[-1].compiled is not None
+    return made
 
 
 def windows(member, tokens, sizes, width=None):
@@ -93,16 +112,27 @@ def windows(member, tokens, sizes, width=None):
     for size in sizes:
         logits = member.forward(memory, [tokens[first : first + size]], width)
         rows.append(logits[0, : len(tokens[first : first + size])])
-        loads.append(member.dispatch.tokens_per_expert)
+        loads.append(read_loads(member.loads))
         first += size
     return torch.cat(rows), loads
 
 
-def banks(member):
-    """The experts of every mixture layer."""
-    if member.lean is not None:
-        return [layer.feed_forward.experts.bank for layer in member.lean.layers]
-    return [module.bank for module in member.model.modules() if hasattr(module, "bank")]
+def routers(model):
+    """The routers of a model that no member has taken over."""
+    found = [module for module in model.modules() if "Router" in type(module).__name__]
+    found = [module for module in found if hasattr(module, "weight")]
+    assert found
+    return found
+
+
+def zero_routers(model):
+    """Make every expert as good as any other."""
+    for module in routers(model):
+        module.weight.zero_()
+        if hasattr(module, "e_score_correction_bias"):
+            module.e_score_correction_bias.zero_()
+        if getattr(module, "bias", None) is not None:
+            module.bias.zero_()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -169,25 +199,40 @@ def test_loads_count_the_visits_of_real_tokens_and_no_shared_expert(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ties_go_to_the_lower_index_one_token_or_many_at_once(name):
     """A router of zeros: every expert is as good; the first ones must be chosen, every time."""
-    for member in members(name):
-        modules = list(member.model.modules())
-        if member.lean is not None:
-            modules = [layer.feed_forward.router for layer in member.lean.layers]
-        for module in modules:
-            if hasattr(module, "e_score_correction_bias"):
-                module.e_score_correction_bias.zero_()
-            kind = type(module).__name__
-            if "Router" in kind:
-                module.weight.zero_()
-            elif kind == "partial":
-                module.keywords["weight"].zero_()
-            if "Router" in kind and getattr(module, "bias", None) is not None:
-                module.bias.zero_()
+    for member in members(name, change=zero_routers):
         per_token = member.experts.experts_per_token
         first = [1] * per_token + [0] * (member.experts.num_experts - per_token)
         for sizes, width in (([13], None), ([1] * 13, None), ([5, 8], 16), ([12, 1], 16)):
             for size, loads in zip(sizes, windows(member, PROMPT, sizes, width)[1], strict=True):
                 assert loads == [[size * visits for visits in first]] * len(loads)
+
+
+@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_with_the_same_router_row_tie_alone_and_together(name, dtype):
+    """Expert e + 3 is as good as e: of each pair the lower comes first, however many are fed."""
+
+    def pair(model):
+        for module in routers(model):
+            module.weight[3:] = module.weight[:3]
+
+    member = members(name, dtype, pair)[-1]
+    per_token, memory = member.experts.experts_per_token, member.new_memory(1, 64)
+    together = member.forward(memory, [list(PROMPT)])[0]
+    chosen = member.compiled.chosen.copy()
+    assert chosen.shape == (2, len(PROMPT), per_token)
+    memory, alone, visited = member.new_memory(1, 64), [], []
+    for token in PROMPT:
+        alone.append(member.forward(memory, [[token]])[0])
+        visited.append(member.compiled.chosen.copy())
+    assert torch.equal(torch.cat(alone), together)
+    assert (numpy.concatenate(visited, axis=1) == chosen).all()
+    for experts in chosen.reshape(-1, per_token).tolist():
+        visits = set(experts)
+        assert len(visits) == per_token
+        assert all(expert < 3 or expert - 3 in visits for expert in visits)
+        assert any(expert >= 3 for expert in visits)
+    assert len({tuple(sorted(row)) for row in chosen[0].tolist()}) > 1
 
 
 def test_stable_topk_is_topk_where_nothing_ties():
@@ -217,7 +262,7 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_tokens", [1, 4, 13])
 def test_only_experts_that_have_tokens_run_and_each_once(seen, name, num_tokens):
-    for member in members(name):
+    for member in torch_members(name):
         for width in (None, 16):
             seen.clear()
             windows(member, PROMPT, [num_tokens], width)
@@ -231,7 +276,7 @@ def test_only_experts_that_have_tokens_run_and_each_once(seen, name, num_tokens)
 
 
 def test_a_batch_in_exact_mode_runs_experts_on_blocks_of_the_windows_width(seen):
-    for member in members("mixtral"):
+    for member in torch_members("mixtral"):
         seen.clear()
         memory = member.new_memory(3, 64, 64)
         member.forward(memory, [list(PROMPT[:8]), list(PROMPT[4:12]), [5]], 8)
@@ -251,15 +296,15 @@ def test_rows_are_the_same_bits_in_exact_mode_whatever_the_windows(name):
             assert torch.equal(windows(member, tokens, sizes, 8)[0], expected)
 
 
-def pool_of(name, dtype, lean=True):
+def pool_of(name, dtype, form="compiled"):
     """Prompt lookup and a noisy copy, itself a mixture, before the target."""
     target = build(name, 2)
     drafter = perturbed(target, 0.05).to(dtype)
     return ModelPool(
         [
             NGramMember(),
-            ModelMember("draft", drafter, lean=lean),
-            ModelMember("target", target.to(dtype), lean=lean),
+            ModelMember("draft", drafter, **FORMS[form]),
+            ModelMember("target", target.to(dtype), **FORMS[form]),
         ],
         k_values=range(1, 7),
     )
@@ -268,8 +313,8 @@ def pool_of(name, dtype, lean=True):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_plans_give_the_tokens_of_plain_decoding(name, dtype):
-    for lean in (True, False):
-        pool = pool_of(name, dtype, lean)
+    for form in FORMS:
+        pool = pool_of(name, dtype, form)
         request = DecodeRequest(PROMPT, 48)
         plain, _ = decode(pool, [request])
         for seed in range(3):
@@ -286,8 +331,9 @@ def test_any_plans_give_the_tokens_of_plain_decoding(name, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_ragged_batches_are_lossless(name, exact):
-    pool = pool_of(name, torch.float32)
+@pytest.mark.parametrize("form", ["compiled", "fused"])
+def test_ragged_batches_are_lossless(name, exact, form):
+    pool = pool_of(name, torch.float32, form)
     batch = [DecodeRequest(PROMPT[:n], budget) for n, budget in ((1, 30), (13, 9), (5, 20))]
     expected = [decode(pool, [request], exact=exact)[0].output() for request in batch]
     for seed in range(2):
@@ -296,8 +342,9 @@ def test_ragged_batches_are_lossless(name, exact):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_costs_carry_unique_experts_of_mixtures_alone(exact):
-    pool = pool_of("mixtral", torch.float32)
+@pytest.mark.parametrize("form", FORMS)
+def test_costs_carry_unique_experts_of_mixtures_alone(exact, form):
+    pool = pool_of("mixtral", torch.float32, form)
     clock = CountingClock()
     state = start(pool, [DecodeRequest(PROMPT, 30)], clock, exact=exact)
     assert decode_step(pool, state, pool.plan("none"), clock).forwards[-1].unique_experts == (2, 2)
@@ -359,7 +406,8 @@ def test_on_cuda_experts_give_the_same_and_nothing_waits_for_the_device(name):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_plan_of_no_speculation_visits_a_single_tokens_experts():
-    pool = pool_of("olmoe", torch.float32)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_plan_of_no_speculation_visits_a_single_tokens_experts(form):
+    pool = pool_of("olmoe", torch.float32, form)
     _, results = decode(pool, [DecodeRequest(PROMPT, 10)], lambda state: Plan(("target",), 0))
     assert {result.forwards[-1].unique_experts for result in results} == {(3, 3)}

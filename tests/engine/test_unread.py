@@ -18,7 +18,7 @@ def test_tokens_that_stay_on_the_device_are_the_same(exact, monkeypatch):
     results, entropies = [], []
     for is_unread in (False, True):
         monkeypatch.setattr(decoding, "draws_unread", lambda *arguments, on=is_unread: on)
-        pool = tiny_pool(7)
+        pool = tiny_pool(7, compiled=False)
         _, steps = decode(pool, requests, random_plans(pool, 2), exact=exact)
         results.append([(step.tokens, step.proposed_per_level) for step in steps])
         entropies.append([step.draft_entropy for step in steps])
@@ -30,7 +30,7 @@ def test_divergence_of_unread_tokens_is_the_same(monkeypatch):
     seen = []
     for is_unread in (False, True):
         monkeypatch.setattr(decoding, "draws_unread", lambda *arguments, on=is_unread: on)
-        pool = tiny_pool(7)
+        pool = tiny_pool(7, compiled=False)
         state = start(pool, [DecodeRequest((5, 9, 2, 7, 9), 25)], CountingClock())
         state.measure_divergence = True
         plan = Plan(("draft", "mid", "target"), 3)
@@ -46,8 +46,8 @@ def test_rows_of_a_trimmed_head_are_named_on_the_device(measured, monkeypatch):
         monkeypatch.setattr(decoding, "draws_unread", lambda *arguments, on=is_unread: on)
         trimmed = tiny_llama(7)
         trimmed.lm_head.weight = torch.nn.Parameter(trimmed.lm_head.weight[ids], False)
-        drafter = ModelMember("draft", trimmed, draft_ids=ids)
-        pool = ModelPool([drafter, ModelMember("target", tiny_llama(7))])
+        drafter = ModelMember("draft", trimmed, draft_ids=ids, compiled=False)
+        pool = ModelPool([drafter, ModelMember("target", tiny_llama(7), compiled=False)])
         state = start(pool, [DecodeRequest((5, 9, 2, 7, 9), 25)], CountingClock())
         state.measure_divergence = measured
         plan, steps = Plan(("draft", "target"), 4), []
@@ -60,7 +60,7 @@ def test_rows_of_a_trimmed_head_are_named_on_the_device(measured, monkeypatch):
 
 def test_a_fault_of_unread_tokens_names_the_member(monkeypatch):
     monkeypatch.setattr(decoding, "draws_unread", lambda *arguments: True)
-    pool = tiny_pool(7)
+    pool = tiny_pool(7, compiled=False)
     state = start(pool, [DecodeRequest((5, 9, 2), 25)], CountingClock())
     pool.model("draft").lean.embedding.data[:] = torch.nan
     with pytest.raises(EngineFault, match="member 'draft': logits are not finite"):
