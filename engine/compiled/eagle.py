@@ -61,9 +61,7 @@ class CompiledEagle:
         self.queries = program.buffer(self.heads.num_heads * self.heads.padded_size)
         self.mixed = program.buffer(self.heads.num_heads * self.heads.size)
         self.inner = program.buffer(config.intermediate_size)
-        program.move(
-            Op.EMBED, source=embedding.data_ptr(), target=self.embeds, size=size, kind=self.kind
-        )
+        program.embed(embedding, self.embeds, self.kind)
         join = pack(program.arena, [head.fc.weight])
         bias = program.arena.keep_vector(head.fc.bias)
         if not self.is_wide:  # joins guesses like features
@@ -81,6 +79,10 @@ class CompiledEagle:
         self.columns: tuple[int, ...] = ()
         self.width = 0
         self.arranged: tuple[bool, bool] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.arranged = None  # as soon as it runs
 
     def norm(self, module: Any) -> Norm:
         """A norm as programs take it."""

@@ -24,8 +24,8 @@ from specgym.engine.compiled.layout import (
     Experts,
     Job,
     Linear,
-    Move,
     Op,
+    Place,
     Rotate,
     Token,
 )
@@ -233,12 +233,12 @@ def sigmoid_of(address):
 @njit
 def embed(job, op, thread, num_threads):
     """Copy tokens' rows of the embedding."""
-    size, kind = word(op, Move.SIZE), word(op, Move.KIND)
+    size, kind = word(op, Place.SIZE), word(op, Place.KIND)
     num_bytes = 2 if kind == BFLOAT16 else 4
     first, stop = share_of(word(job, Job.NUM_TOKENS), thread, num_threads)
     for token in range(first, stop):
-        source = word(op, Move.SOURCE) + num_bytes * size * token_word(job, token, Token.ID)
-        target = buffer_row(job, word(op, Move.TARGET), token)
+        source = word(op, Place.SOURCE) + num_bytes * size * token_word(job, token, Token.ID)
+        target = buffer_row(job, word(op, Place.TARGET), token)
         for i in range(0, size, LANES):
             store(target + 4 * i, read_state(source + num_bytes * i, kind))
 
@@ -246,18 +246,18 @@ def embed(job, op, thread, num_threads):
 @njit
 def keep(job, op, thread, num_threads):
     """Write a buffer's rows to the features of their tokens' slots."""
-    size, kind = word(op, Move.SIZE), word(op, Move.KIND)
+    size, kind = word(op, Place.SIZE), word(op, Place.KIND)
     num_bytes = 2 if kind == BFLOAT16 else 4
     first, stop = share_of(word(job, Job.NUM_TOKENS), thread, num_threads)
     for token in range(first, stop):
         slot = token_word(job, token, Token.ROW) * word(job, Job.NUM_SLOTS)
         slot += token_word(job, token, Token.SLOT)
-        column = slot * word(op, Move.WIDTH) + word(op, Move.COLUMN)
+        column = slot * word(op, Place.WIDTH) + word(op, Place.COLUMN)
         target = word(job, Job.FEATURES) + num_bytes * column
-        source = buffer_row(job, word(op, Move.SOURCE), token)
-        if word(op, Move.NORM):
+        source = buffer_row(job, word(op, Place.SOURCE), token)
+        if word(op, Place.NORM):
             normed = own(job, thread, Job.NORMED)
-            normalize(source, normed, word(op, Move.NORM), size, as_float(word(op, Move.EPSILON)))
+            normalize(source, normed, word(op, Place.NORM), size, as_float(word(op, Place.EPSILON)))
             source = normed
         for i in range(0, size, LANES):
             write_state(target + num_bytes * i, kind, load(source + 4 * i))
@@ -715,14 +715,14 @@ def run_expert_down(job, op, expert, block, num_blocks, visits, rows, count, sha
 @njit
 def gather(job, op, thread, num_threads):
     """Copy the target's features of tokens into a buffer, where they are known."""
-    size, kind = word(op, Move.SIZE), word(op, Move.KIND)
+    size, kind = word(op, Place.SIZE), word(op, Place.KIND)
     num_bytes = 2 if kind == BFLOAT16 else 4
     first, stop = share_of(word(job, Job.NUM_TOKENS), thread, num_threads)
     for token in range(first, stop):
-        target = buffer_row(job, word(op, Move.TARGET), token)
+        target = buffer_row(job, word(op, Place.TARGET), token)
         place = token_word(job, token, Token.SOURCE)
         if place >= 0:
-            column = place * word(op, Move.WIDTH) + word(op, Move.COLUMN)
+            column = place * word(op, Place.WIDTH) + word(op, Place.COLUMN)
             source = word(job, Job.FEATURES) + num_bytes * column
             for i in range(0, size, LANES):
                 store(target + 4 * i, read_state(source + num_bytes * i, kind))
@@ -731,13 +731,13 @@ def gather(job, op, thread, num_threads):
 @njit
 def guess(job, op, thread, num_threads):
     """Copy the guesses of their rows in place of features that are unknown."""
-    size = word(op, Move.SIZE)
+    size = word(op, Place.SIZE)
     first, stop = share_of(word(job, Job.NUM_TOKENS), thread, num_threads)
     for token in range(first, stop):
         if token_word(job, token, Token.SOURCE) < 0:
             row = token_word(job, token, Token.ROW)
             source = word(job, Job.GUESSES) + 4 * size * row
-            target = buffer_row(job, word(op, Move.TARGET), token)
+            target = buffer_row(job, word(op, Place.TARGET), token)
             for i in range(0, size, LANES):
                 store(target + 4 * i, load(source + 4 * i))
 

@@ -157,7 +157,7 @@ class Experts(enum.IntEnum):
     GATES = 21  # buffer that gets the router's logit behind the experts', or -1
 
 
-class Move(enum.IntEnum):
+class Place(enum.IntEnum):
     """Words of EMBED, KEEP, GATHER and GUESS."""
 
     SOURCE = 1  # EMBED: address of the embedding; KEEP: buffer

@@ -25,7 +25,7 @@ from transformers import (
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.cache_layers import allocate
 from specgym.engine.compiled.layout import Epilogue, Op, Token
-from specgym.engine.compiled.packing import kind_of, pack
+from specgym.engine.compiled.packing import kind_of, moved, pack
 from specgym.engine.compiled.program import (
     Buffer,
     Given,
@@ -117,13 +117,7 @@ class CompiledLlama:
         self.mixed = program.buffer(heads.num_heads * heads.size)
         self.inner: dict[tuple[int, int], Buffer] = {}
         self.gates = program.buffer(1)
-        program.move(
-            Op.EMBED,
-            source=self.embedding.data_ptr(),
-            target=self.states,
-            size=config.hidden_size,
-            kind=self.kind,
-        )
+        program.embed(self.embedding, self.states, self.kind)
         self.first_ops: list[int] = []  # of each layer, then of the head
         for index, layer in enumerate(model.model.layers):
             self.first_ops.append(len(program.ops))
@@ -141,6 +135,12 @@ class CompiledLlama:
         self.taps: tuple[int, ...] = ()
         self.has_head = True
         self.num_fed = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        weight = moved(self.final_norm.weight, self.program.moves)
+        self.final_norm = Norm(weight, self.final_norm.epsilon)
+        self.arrange()
 
     @property
     def loads(self) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,26 +43,64 @@ class Packed:
     outputs: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Memory that lies elsewhere than it did: addresses in it are to be shifted."""
+
+    old: int
+    num_bytes: int
+    new: int
+
+
+def moved(address: int, moves: Sequence[Move]) -> int:
+    """An address after some moves; any other number as it is."""
+    for move in moves:
+        if 0 <= address - move.old < move.num_bytes:
+            return address - move.old + move.new
+    return address
+
+
+def make_slab(num_bytes: int) -> np.ndarray:
+    """Zeros, uint8 [num_bytes], in huge pages where the system has them."""
+    region = mmap.mmap(-1, num_bytes, **PRIVATE)  # only private memory lies in huge pages
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, dtype=np.uint8)
+
+
 class Arena:
     """Memory for weights, in huge pages where the system has them; freed as a whole.
 
     Attributes:
         num_bytes: Bytes handed out.
+        moves: From where each slab came, in a copy or behind a pickle.
     """
+
+    moves: list[Move]
 
     def __init__(self) -> None:
         self.slabs: list[np.ndarray] = []
+        self.moves = []
         self.num_used = 0
         self.num_bytes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        slabs = [(slab.ctypes.data, slab.tobytes()) for slab in self.slabs]
+        return {"slabs": slabs, "num_used": self.num_used, "num_bytes": self.num_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.num_used, self.num_bytes = state["num_used"], state["num_bytes"]
+        self.slabs, self.moves = [], []
+        for address, content in state["slabs"]:
+            slab = make_slab(len(content))
+            slab[:] = np.frombuffer(content, dtype=np.uint8)
+            self.slabs.append(slab)
+            self.moves.append(Move(address, len(slab), slab.ctypes.data))
 
     def reserve(self, num_bytes: int) -> None:
         """Have what is taken next, so many bytes in all, lie in one piece."""
         if not self.slabs or self.num_used + num_bytes > len(self.slabs[-1]):
-            size = max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-            region = mmap.mmap(-1, size, **PRIVATE)  # only private memory lies in huge pages
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                region.madvise(mmap.MADV_HUGEPAGE)
-            self.slabs.append(np.frombuffer(region, dtype=np.uint8))
+            self.slabs.append(make_slab(max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)))
             self.num_used = 0
 
     def take(self, num_bytes: int) -> np.ndarray:

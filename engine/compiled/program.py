@@ -20,13 +20,13 @@ from specgym.engine.compiled.layout import (
     Experts,
     Job,
     Linear,
-    Move,
     Op,
+    Place,
     Rotate,
     Token,
 )
 from specgym.engine.compiled.memory import LINE
-from specgym.engine.compiled.packing import Arena, Packed
+from specgym.engine.compiled.packing import Arena, Move, Packed, moved
 from specgym.engine.compiled.team import allocate, get_team
 from specgym.engine.compiled.tiles import MAX_BLOCKS, MAX_ROWS
 from specgym.engine.compiled.vectors import LANES
@@ -89,7 +89,20 @@ class Program:
         self.buffers: list[tuple[int, int, int]] = []  # parent, first column, rows per token
         self.widths: list[int] = []
         self.num_experts = self.per_token = self.num_mixtures = 0
-        self.largest_norm = self.heads_together = 1
+        self.largest_norm = 1
+        self.embedding = torch.empty(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"embedding_place": self.embedding.data_ptr()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Shift every address: in a copy, or behind a pickle, weights lie elsewhere."""
+        place = state.pop("embedding_place")
+        self.__dict__.update(state)
+        num_bytes = self.embedding.numel() * self.embedding.element_size()
+        lookup = Move(place, num_bytes, self.embedding.data_ptr())
+        self.moves = [*self.arena.moves, lookup]
+        self.ops = [[moved(word, self.moves) for word in op] for op in self.ops]
 
     def buffer(self, width: int, rows_per_token: int = 1) -> Buffer:
         """Add a buffer of so many numbers a row."""
@@ -196,6 +209,11 @@ class Program:
         words |= {Attend.SCALE: float_bits(scale), Attend.SLIDING: sliding}
         self.add(Op.ATTEND, words)
 
+    def embed(self, embedding: torch.Tensor, target: Buffer, kind: int) -> None:
+        """Add the look-up of tokens in an embedding [vocabulary, hidden], which is kept."""
+        self.embedding, size = embedding, embedding.shape[1]
+        self.move(Op.EMBED, source=embedding.data_ptr(), target=target, size=size, kind=kind)
+
     def move(
         self,
         op: Op,
@@ -210,14 +228,14 @@ class Program:
     ) -> None:
         """Add EMBED, KEEP, GATHER or GUESS."""
         words = {
-            Move.SOURCE: source,
-            Move.TARGET: 0 if target is None else target.index,
-            Move.SIZE: size,
-            Move.KIND: kind,
-            Move.COLUMN: column,
-            Move.WIDTH: width,
-            Move.NORM: norm.weight if norm else 0,
-            Move.EPSILON: float_bits(norm.epsilon if norm else 0.0),
+            Place.SOURCE: source,
+            Place.TARGET: 0 if target is None else target.index,
+            Place.SIZE: size,
+            Place.KIND: kind,
+            Place.COLUMN: column,
+            Place.WIDTH: width,
+            Place.NORM: norm.weight if norm else 0,
+            Place.EPSILON: float_bits(norm.epsilon if norm else 0.0),
         }
         self.largest_norm = max(self.largest_norm, size)
         self.add(op, words)
@@ -331,8 +349,7 @@ class Machine:
     """Runs a program's operations; keeps the memory they work in, which grows with what is asked.
 
     Args:
-        program: The program.
-        ops: Its operations that run, all by default.
+        program: The program, all of whose operations run until others are set.
     """
 
     def __init__(self, program: Program):
@@ -341,6 +358,9 @@ class Machine:
         self.capacity = self.num_slots = self.num_threads = 0
         self.job = allocate(8 * Job.SIZE).view(np.int64)
         self.set_ops(program.ops)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Machine, (self.program,)
 
     def set_ops(self, ops: Sequence[Sequence[int]]) -> None:
         """Run these operations from now on."""

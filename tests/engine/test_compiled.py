@@ -1,7 +1,9 @@
 """Compiled forwards: a row's bits are its own, on every processor, whatever else is computed."""
 
+import gc
 import hashlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -232,3 +234,15 @@ def test_a_cache_folder_that_is_no_use_costs_only_time(tmp_path, damage, monkeyp
 
 def test_an_empty_input_is_an_empty_output():
     assert CompiledLinear(torch.ones(4, 2))(torch.empty(0, 2)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_a_pickled_member_computes_the_same_when_the_first_is_gone(kind):
+    member = ModelMember("target", exact_model(kind, torch.bfloat16))
+    member.tap((0, 2))
+    expected = logits_of(member, [24])
+    content = pickle.dumps(member)
+    del member
+    gc.collect()
+    twin = pickle.loads(content)
+    assert torch.equal(logits_of(twin, [5, 19]), expected)
