@@ -56,6 +56,10 @@ class CompiledEagle:
         self.embeds = (
             program.buffer(size) if self.is_wide else program.columns(self.joined, 0, size)
         )
+        self.parts = [
+            program.columns(self.features, index * self.feature_size, self.feature_size)
+            for index in range(max(len(shape.taps), 1))
+        ]
         self.states = program.buffer(size)
         self.raw = program.buffer((self.heads.num_heads + 2 * kv_heads) * self.heads.size)
         self.queries = program.buffer(self.heads.num_heads * self.heads.padded_size)
@@ -123,10 +127,6 @@ class CompiledEagle:
     def set_columns(self, columns: Sequence[int], width: int) -> None:
         """Say where its features begin among the ``width`` numbers that the target keeps."""
         self.columns, self.width, self.arranged = tuple(columns), width, None
-        self.parts = [
-            self.program.columns(self.features, index * self.feature_size, self.feature_size)
-            for index in range(len(columns))
-        ]
 
     def arrange(self, *, reads: bool, has_head: bool) -> None:
         """Put the operations in order: with features to read or guesses alone, with the head."""
