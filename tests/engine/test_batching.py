@@ -59,9 +59,10 @@ def test_features_are_those_of_a_forward_of_the_whole_text(prefixes):
         torch.testing.assert_close(torch.cat(job.features), expected, atol=2e-5, rtol=1e-4)
 
 
-def test_features_are_those_that_a_member_keeps():
-    member = ModelMember("target", tiny_llama(0, num_layers=3))
-    member.taps = (*TAPS, 3)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_features_are_those_that_a_member_keeps(compiled):
+    member = ModelMember("target", tiny_llama(0, num_layers=3), compiled=compiled)
+    member.tap((*TAPS, 3))
     job = run(make_generator(), make_jobs())[3]
     memory = member.new_memory(1, NUM_SLOTS)
     member.forward(memory, [[*job.prompt, *job.output[:-1]]])

@@ -22,6 +22,7 @@ VOCAB, BUDGET, NUM_LAYERS = 61, 40, 6
 PROMPTS = ((9,), (1, 2, 3, 1, 2, 3, 1), tuple(range(60, 0, -1)))
 PLAN = Plan(("eagle", "target"), 4)
 LAYOUTS = ("eagle", "eagle-3", "eagle-3-trimmed")
+FORMS = ("compiled", "fused", "hooked")
 
 
 def write_published(folder, layout, seed=1, vocab_size=VOCAB):
@@ -60,11 +61,16 @@ def write_published(folder, layout, seed=1, vocab_size=VOCAB):
     return folder
 
 
-def make_pool(folder, dtype=torch.float32, lean=True):
+def make_pool(folder, dtype=torch.float32, form="compiled"):
+    """A head and its target, both compiled, both fused, or fused and transformers' own."""
     target = tiny_llama(0, num_layers=NUM_LAYERS).to(dtype)
-    eagle = EagleMember("eagle", load_eagle(folder, NUM_LAYERS, dtype), target)
-    members = [NGramMember(), eagle, ModelMember("target", target, lean=lean)]
-    return ModelPool(members, k_values=range(1, 7))
+    compiled, lean = form == "compiled", form != "hooked"
+    checkpoint = load_eagle(folder, NUM_LAYERS, dtype)
+    eagle = EagleMember("eagle", checkpoint, target, compiled=compiled)
+    verifier = ModelMember("target", target, lean=lean, compiled=compiled)
+    assert (eagle.compiled is not None) == (verifier.compiled is not None) == compiled
+    assert (verifier.lean is not None) == (form == "fused")
+    return ModelPool([NGramMember(), eagle, verifier], k_values=range(1, 7))
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -124,10 +130,10 @@ def test_a_published_head_is_told_from_a_model(folder, tmp_path):
     assert not holds_eagle("some/hub-id")
 
 
-@pytest.mark.parametrize("lean", [True, False], ids=["lean", "hooked"])
-def test_drafts_are_those_of_a_head_computed_anew(folder, lean, monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_are_those_of_a_head_computed_anew(folder, form, monkeypatch):
     """Features, positions, the shifted embedding, the head's own outputs and its vocabulary."""
-    pool = make_pool(folder, lean=lean)
+    pool = make_pool(folder, form=form)
     state, seen = decode_watched(pool, DecodeRequest(PROMPTS[1], 12), lambda _: PLAN, monkeypatch)
     firsts = [known for known, held in seen if held == known]
     assert len(firsts) > 2
@@ -144,8 +150,9 @@ def test_drafts_are_those_of_a_head_computed_anew(folder, lean, monkeypatch):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_any_plans_give_the_tokens_of_plain_decoding(folder, batch, exact):
-    pool = make_pool(folder)
+@pytest.mark.parametrize("form", ["compiled", "fused"])
+def test_any_plans_give_the_tokens_of_plain_decoding(folder, batch, exact, form):
+    pool = make_pool(folder, form=form)
     requests = [DecodeRequest(prompt, BUDGET) for prompt in PROMPTS[:batch]]
     plain = [decode(pool, [request])[0].output() for request in requests]
     for seed in range(3):
@@ -156,9 +163,10 @@ def test_any_plans_give_the_tokens_of_plain_decoding(folder, batch, exact):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_after_idling_it_drafts_as_if_it_never_had(folder, prompt, dtype, monkeypatch):
-    """Whatever ran before, at a position its logits are the same: in bf16 bit for bit."""
-    pool = make_pool(folder, dtype)
+@pytest.mark.parametrize("form", ["compiled", "fused"])
+def test_after_idling_it_drafts_as_if_it_never_had(folder, prompt, dtype, form, monkeypatch):
+    """Whatever ran before, at a position its logits are the same: bit for bit, save fused fp32."""
+    pool = make_pool(folder, dtype, form)
     request = DecodeRequest(prompt, BUDGET)
     plain, _ = decode(pool, [request])
     always, expected = decode_watched(pool, request, lambda _: PLAN, monkeypatch)
@@ -173,7 +181,7 @@ def test_after_idling_it_drafts_as_if_it_never_had(folder, prompt, dtype, monkey
         common = seen.keys() & expected.keys()
         assert len(common) > 3
         for key in common:
-            if dtype == torch.bfloat16:
+            if dtype == torch.bfloat16 or form == "compiled":
                 assert torch.equal(seen[key], expected[key])
             else:
                 torch.testing.assert_close(seen[key], expected[key])
@@ -255,7 +263,7 @@ def test_a_file_that_is_no_head_is_refused(tmp_path):
 def test_the_lean_forward_is_the_modules(layout, tmp_path):
     """A window behind nothing, then one token behind it."""
     head = load_eagle(write_published(tmp_path, layout), NUM_LAYERS, torch.float32).head
-    member = make_pool(tmp_path).members["eagle"]
+    member = make_pool(tmp_path, form="fused").members["eagle"]
     memory = member.new_memory(1, 32)
     embeds, features = torch.randn(1, 5, 32), torch.randn(1, 5, head.shape.num_features)
 
@@ -278,9 +286,75 @@ def test_the_lean_forward_is_the_modules(layout, tmp_path):
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_guess_is_one_row_and_committed_tokens_come_in_the_modes_windows(folder):
-    """Guesses are dropped, so that only what stays needs a fixed shape."""
+TEXT = [5, 9, 2, 7, 41, 9, 2, 7, 33, 60, 1, 58, 9, 2, 16, 7, 22]
+FED = len(TEXT) - 1  # a head's first position stands for the second token
+
+
+def feed_head(pool, sizes, num_rows=1):
+    """The first row's logits by the positions it holds, its memory, and the target's.
+
+    Further rows are fed other tokens, in windows of which each is two longer than the last row's.
+    """
+    target, member = pool.model("target"), pool.members["eagle"]
+    texts = [[(token + 3 * row) % VOCAB for token in TEXT] for row in range(num_rows)]
+    source, memory = target.new_memory(num_rows, 64), member.new_memory(num_rows, 64)
+    memory.source = source
+    target.forward(source, texts)
+    seen, firsts = {}, [1] * num_rows
+    for size in sizes:
+        stops = [first + size + 2 * row for row, first in enumerate(firsts)]
+        fed = [text[a:b] for text, a, b in zip(texts, firsts, stops, strict=True)]
+        firsts = [min(stop, len(TEXT)) for stop in stops]
+        logits = member.forward(memory, fed)
+        seen[memory.num_valid(0)] = logits[0, 0]
+    return seen, memory, source
+
+
+def test_the_compiled_forward_is_the_modules(folder):
+    """Behind every token, from the same features; without a cache and with one."""
     pool = make_pool(folder)
+    checkpoint = load_eagle(folder, NUM_LAYERS, torch.float32)
+    head, member = checkpoint.head, pool.members["eagle"]
+    seen, _, source = feed_head(pool, [1] * FED)
+
+    def attend(index, queries, keys, values):
+        q, k, v = (states.transpose(1, 2) for states in (queries, keys, values))
+        k, v = (states.repeat_interleave(2, dim=1) for states in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    taken = head.take_in(source.features_BSF[:, :FED, member.columns])
+    embeds = F.embedding(torch.tensor([TEXT[1:]]), member.embedding)
+    hidden = head(embeds, taken, torch.arange(FED)[None], attend)
+    rows = checkpoint.lm_head
+    if rows is None:
+        rows = tiny_llama(0, num_layers=NUM_LAYERS).lm_head.weight
+    expected = F.linear(head.before_head(hidden[0]), rows)
+    ours = torch.stack([seen[held + 1] for held in range(FED)])[:, member.draft_ids]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_windows_of_any_size_are_the_same_bits_compiled(folder, dtype, num_rows):
+    """Logits, and keys and values; whatever other rows are fed."""
+    pool = make_pool(folder, dtype)
+    expected, alone, _ = feed_head(pool, [1] * FED)
+    for sizes in ([FED], [1, 7, 8], [3, 3, 3, 3, 3, 1], [13, 3], [2] * 8):
+        seen, memory, _ = feed_head(pool, sizes, num_rows)
+        assert len(seen) == len(sizes)
+        for held, logits in seen.items():
+            assert torch.equal(logits, expected[held])
+        slots = memory.row_slots[0]
+        assert len(slots) == FED
+        for ours, theirs in zip(memory.buffers, alone.buffers, strict=True):
+            for a, b in zip(ours.states(), theirs.states(), strict=True):
+                assert torch.equal(a[0][:, slots], b[0][:, :FED])
+
+
+@pytest.mark.parametrize("form", ["compiled", "fused"])
+def test_a_guess_is_one_row_and_committed_tokens_come_in_the_modes_windows(folder, form):
+    """Guesses are dropped, so that only what stays needs a fixed shape."""
+    pool = make_pool(folder, form=form)
     for exact, firsts in ((True, {pool.window}), (False, {1, 2, 3, 4, 5})):
         _, results = decode(pool, [DecodeRequest(PROMPTS[1], BUDGET)], lambda _: PLAN, exact=exact)
         drafts = [

@@ -3,12 +3,14 @@
 import contextlib
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import MistralConfig, MistralForCausalLM
 
 from specgym.engine import eagle_training
+from specgym.engine.compiled.rotary import frequencies
 from specgym.engine.distill import Batch, FitConfig, fit, measure
 from specgym.engine.eagle import EagleCheckpoint, load_eagle, save_eagle
 from specgym.engine.eagle_member import EagleMember
@@ -54,15 +56,16 @@ def make_trainee(target, head, num_depths=NUM_DEPTHS):
     return EagleTrainee(head, embedding, target.lm_head.weight, IDS, num_depths)
 
 
-def drafted_logits(tokens, head, depths):
+def drafted_logits(tokens, head, depths, compiled):
     """The member's logits with each number of known tokens: {(known, depth): [V]}."""
     seen = {}
     for known in range(1, len(tokens) - depths):
         target = tiny_llama(0, num_layers=NUM_LAYERS)
-        member = EagleMember("eagle", EagleCheckpoint(head, IDS, None, None), target)
-        verifier = ModelMember("target", target)
-        verifier.taps = (*TAPS, NUM_LAYERS)
-        member.find_columns(verifier.taps)
+        checkpoint = EagleCheckpoint(head, IDS, None, None)
+        member = EagleMember("eagle", checkpoint, target, compiled=compiled)
+        verifier = ModelMember("target", target, compiled=compiled)
+        verifier.tap((*TAPS, NUM_LAYERS))
+        member.find_columns((*TAPS, NUM_LAYERS))
         source, memory = verifier.new_memory(1, 32), member.new_memory(1, 32)
         memory.source = source
         verifier.forward(source, [tokens[:known]])
@@ -74,16 +77,17 @@ def drafted_logits(tokens, head, depths):
     return seen
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @torch.no_grad()
-def test_every_depth_is_what_the_member_drafts(num_layers, in_float32):
+def test_every_depth_is_what_the_member_drafts(num_layers, compiled, in_float32):
     """With the text's own tokens as drafts: position t, depth d knows t - d + 1 tokens."""
     target = tiny_llama(0, num_layers=NUM_LAYERS)
     head = make_head(target, num_layers)
     batch = make_batch(target)
     logits, _, weights = make_trainee(target, head).outputs(batch)
     used = (batch.weights[:, 1:] > 0).nonzero()
-    drafted = drafted_logits(TOKENS[1].tolist(), head, NUM_DEPTHS)
+    drafted = drafted_logits(TOKENS[1].tolist(), head, NUM_DEPTHS, compiled)
     num_compared = 0
     for place, (row, t) in enumerate(used.tolist()):
         for depth in range(NUM_DEPTHS):
@@ -174,17 +178,24 @@ def test_training_teaches_and_the_file_holds_what_was_learnt(texts, tmp_path):
         assert theirs[topic] == pytest.approx(depths, abs=0.1)
 
 
-def test_a_head_is_turned_by_float32_frequencies_whatever_its_type(tmp_path):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_head_is_turned_by_float32_frequencies_whatever_its_type(tmp_path, compiled):
     target = tiny_llama(0, num_layers=NUM_LAYERS)
     head = make_head(target)
     exact = head.rotary.inv_freq.clone()
     save_eagle(tmp_path, head, IDS)
     checkpoint = load_eagle(tmp_path, NUM_LAYERS, torch.bfloat16)
     assert checkpoint.target_fingerprint is None
-    member = EagleMember("eagle", checkpoint, target.to(torch.bfloat16))
+    member = EagleMember("eagle", checkpoint, target.to(torch.bfloat16), compiled=compiled)
     assert member.dtype == torch.bfloat16
-    assert torch.equal(member.lean.rotary.inv_freq, exact)
-    assert torch.equal(member.lean.rotary.original_inv_freq, exact)
+    assert (member.compiled is not None) == compiled
+    rotary = member.compiled.rotary if compiled else member.lean.rotary
+    assert torch.equal(rotary.inv_freq, exact)
+    assert torch.equal(rotary.original_inv_freq, exact)
+    if compiled:
+        turns = frequencies(rotary)
+        assert turns.dtype == np.float32
+        np.testing.assert_allclose(turns, exact, rtol=1e-6)
 
 
 def test_the_first_depth_attends_as_usual_and_a_later_one_to_what_is_true():

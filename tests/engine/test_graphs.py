@@ -14,6 +14,7 @@ from specgym.engine.capture import EagerCapture, accelerate
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.graphs import SMALLEST_BUCKET, GraphRunner, bucket_of
 from specgym.engine.members import ModelMember
+from specgym.engine.moe import find_experts
 from specgym.engine.testing import decode, random_plans, serve, tiny_llama, tiny_mixtral, tiny_pool
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import Plan
@@ -309,14 +310,13 @@ def test_mixtures_replay_the_grouped_products_and_their_loads(lean):
     results = []
     for is_captured in (False, True):
         model = make_mixture()
+        kept = [(experts, dict(experts.named_parameters())) for _, experts in find_experts(model)]
         member = ModelMember("target", model, lean=lean, compiled=False)
-        mixtures = (
-            [layer.feed_forward.experts for layer in member.lean.layers]
-            if lean
-            else [module for module in model.modules() if hasattr(module, "bank")]
-        )
-        for experts in mixtures:
-            del experts.bank  # what an accelerator has not
+        assert (member.lean is not None) == lean
+        for experts, weights in kept:
+            del experts.bank  # an accelerator has none, but the weights
+            for name, weight in weights.items():
+                setattr(experts, name, weight)
         if is_captured:
             member.graphs = GraphRunner(member, EagerCapture())
         memory, seen = member.new_memory(1, 64, 64), []

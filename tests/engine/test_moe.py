@@ -9,7 +9,7 @@ import transformers
 
 from specgym.engine.decoding import DecodeRequest, decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape, read_loads
+from specgym.engine.moe import IMPLEMENTATION, ExpertBank, ExpertShape, find_experts, read_loads
 from specgym.engine.pool import ModelPool
 from specgym.engine.routing import stable_topk
 from specgym.engine.testing import decode, perturbed, random_plans
@@ -149,10 +149,12 @@ def test_the_grouped_products_of_accelerators_give_the_same(name):
     """They run on a CPU too; pads are behind the last group and count nowhere."""
     model, twin = build(name), build(name)
     expected = model(torch.tensor([PROMPT])).logits[0]
+    kept = [(experts, dict(experts.named_parameters())) for _, experts in find_experts(twin)]
     member = ModelMember("target", twin, lean=False)
-    for module in twin.modules():
-        if hasattr(module, "bank"):
-            del module.bank
+    for experts, weights in kept:  # what an accelerator has in place of a bank
+        del experts.bank
+        for key, weight in weights.items():
+            setattr(experts, key, weight)
     for width in (None, 16):
         logits, loads = windows(member, PROMPT, [13], width)
         torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
@@ -365,12 +367,13 @@ def test_a_window_is_forgotten_when_its_forward_fails():
     assert dispatch.real_rows is dispatch.is_pad_N is dispatch.block_rows is None
 
 
-def test_a_model_whose_experts_cannot_be_set_is_refused(monkeypatch):
+@pytest.mark.parametrize("form", ["hooked", "fused"])
+def test_a_model_whose_experts_cannot_be_set_is_refused(form, monkeypatch):
     """Its own implementation would find the experts' weights packed away, or count no loads."""
     model = build("mixtral")
     monkeypatch.setattr(type(model), "_can_set_experts_implementation", lambda _: False)
     with pytest.raises(ValueError, match="experts of a MixtralForCausalLM must go through"):
-        ModelMember("target", model)
+        ModelMember("target", model, **FORMS[form])
 
 
 def test_expected_unique_experts_are_balls_and_bins():

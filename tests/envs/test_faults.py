@@ -78,15 +78,17 @@ def test_a_fault_in_any_member_truncates_and_the_environment_goes_on(
 
 
 def test_a_weight_that_is_not_a_number_is_named_at_its_member(make_env, pool):
-    lean = pool.members["mid"].lean
-    good = lean.final_norm.weight.clone()
+    compiled = pool.members["mid"].compiled
+    arena, norm = compiled.program.arena, compiled.final_norm
+    weight = arena.view(norm.weight, compiled.states.width)
+    good = weight.copy()
     env = make_env()
     env.reset(seed=0)
     try:
-        lean.final_norm.weight[3] = math.nan
+        weight[3] = math.nan
         returned = env.step(env.action_names.index("mid@1"))
     finally:
-        lean.final_norm.weight.copy_(good)
+        weight[:] = good
     assert_truncated(env, returned, "EngineFault: member 'mid': logits are not finite")
     env.reset()
     *_, info = env.step(env.action_names.index("mid@1"))

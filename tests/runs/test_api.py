@@ -136,13 +136,19 @@ def test_a_controller_object_goes_on_learning_and_never_sees_the_environment(eng
     assert str(ucb.state_dict()) != str(learned)
 
 
-def test_an_engine_fault_names_its_member_and_there_is_no_result(engine, monkeypatch):
+def test_an_engine_fault_names_its_member_and_there_is_no_result(engine):
     stream = engine.stream(PROMPTS[0], controller="static:mid@1", max_new_tokens=40)
     next(stream)
-    member = engine.pool.members["mid"]
-    monkeypatch.setattr(member.lean, "final_norm", lambda x: x * float("nan"))
-    with pytest.raises(StepError, match="EngineFault: member 'mid': logits are not finite"):
-        list(stream)
+    compiled = engine.pool.members["mid"].compiled
+    arena, norm = compiled.program.arena, compiled.final_norm
+    weight = arena.view(norm.weight, compiled.states.width)
+    good = weight.copy()
+    weight[:] = float("nan")
+    try:
+        with pytest.raises(StepError, match="EngineFault: member 'mid': logits are not finite"):
+            list(stream)
+    finally:
+        weight[:] = good
     with pytest.raises(StepError, match="there is no result"):
         stream.result  # noqa: B018 (a property)
 
