@@ -90,8 +90,6 @@ class ModelMember:
         num_in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
         self.compiled: CompiledLlama | None = None
         reason = why_not_compiled(model) if lean and compiled else "it is not wanted"
-        if self.frozen_rotaries:
-            reason = "its rotary factors are chosen per request"
         self.dispatch = None if not reason else hook_experts(model)
         self.expert_shape = shape_of_experts(model)
         self.num_active_parameters = self.num_parameters

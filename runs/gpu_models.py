@@ -99,9 +99,10 @@ def make_pool(shape: Shape, max_positions: int, device: torch.device, seed: int)
         models = {"draft": first_half(target, shape, max_positions, device)}
         if not shape.experts:
             models["mid"] = with_noise(target)
-    members = [ModelMember(name, model) for name, model in models.items()]
+    members = [ModelMember(name, model, compiled=False) for name, model in models.items()]
     name = "mixture" if shape.experts else "dense"
-    return ModelPool([NGramMember(), *members, ModelMember("target", target)], name=name)
+    members.append(ModelMember("target", target, compiled=False))  # a dry run is of the fused one
+    return ModelPool([NGramMember(), *members], name=name)
 
 
 def first_half(target: Any, shape: Shape, max_positions: int, device: torch.device) -> Any:

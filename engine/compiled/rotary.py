@@ -63,4 +63,5 @@ def cosine_and_sine(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def is_static(rotary: Any) -> bool:
     """Whether the factors depend on the position alone (not on how long a text is)."""
-    return isinstance(rotary.inv_freq, torch.Tensor) and rotary.rope_type in STATIC_TYPES
+    has_one_set = isinstance(getattr(rotary, "inv_freq", None), torch.Tensor)
+    return has_one_set and rotary.rope_type in STATIC_TYPES

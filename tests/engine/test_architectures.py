@@ -92,7 +92,7 @@ ARCHITECTURES = {
     "GPT-2": ("GPT2Config", GPT2),
     "Mixtral": ("MixtralConfig", LOCAL | {"head_dim": 8}),
     "OLMoE": ("OlmoeConfig", EXPERTS),
-    "Qwen2-MoE": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 32}),
+    "Qwen2-MoE": ("Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 48}),
     "Qwen3-MoE": ("Qwen3MoeConfig", EXPERTS | {"head_dim": 8, "norm_topk_prob": True}),
     "PhiMoE": ("PhimoeConfig", LOCAL),
     "DeepSeek-V2": ("DeepseekV2Config", LATENT),

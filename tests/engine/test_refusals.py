@@ -119,6 +119,7 @@ def test_linears_over_quantised_weights_keep_transformers_forward():
     expected = model(tokens).logits
     member = ModelMember("target", model)
     assert member.lean is None
+    assert member.compiled is None
     logits = member.forward(member.new_memory(1, 64), [PROMPT])
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
@@ -151,6 +152,7 @@ def test_a_checkpoint_that_transformers_quantises_decodes_losslessly(tmp_path):
     pool = load_pool(f"target={tmp_path}", dtype=torch.float32)
     target = pool.model("target")
     assert target.lean is None
+    assert target.compiled is None
     assert type(target.model.model.layers[0].mlp.up_proj) is kind
     for exact in (True, False):
         for seed in range(2):

@@ -43,7 +43,8 @@ def wheel_home(tmp_path_factory):
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     for package, folder in options["setuptools"]["package-dir"].items():
         ignored = shutil.ignore_patterns("shipped", "__pycache__", "*.pyc")
-        shutil.copytree(ROOT / folder, home / package.replace(".", "/"), ignore=ignored)
+        target = home / package.replace(".", "/")
+        shutil.copytree(ROOT / folder, target, ignore=ignored, dirs_exist_ok=True)
     return home
 
 

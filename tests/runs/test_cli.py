@@ -3,6 +3,7 @@ import io
 
 import pytest
 
+from specgym.engine import loading
 from specgym.runs.cli import main, split_lists
 from specgym.runs.configs import CompareConfig, GenerateConfig
 from specgym.runs.making import make_pool
@@ -85,9 +86,12 @@ def test_pool_commands_print(tiny_spec, capsys):
     assert "draft" in shown
 
 
-def test_compile_is_off_unless_it_is_asked_for(tiny_spec):
+def test_compile_is_off_unless_it_is_asked_for(tiny_spec, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        loading, "accelerate", lambda _, graphs, compiled: asked.append((graphs, compiled))
+    )
     settings = PoolSettings(pool=tiny_spec, dtype="float32")
-    assert make_pool(settings).model("target").graphs is None
-    pool = make_pool(dataclasses.replace(settings, compile=True))
-    assert pool.model("target").graphs is not None
-    assert pool.model("draft").graphs is not None
+    make_pool(settings)
+    make_pool(dataclasses.replace(settings, compile=True))
+    assert asked == [(True, False), (True, True)]
