@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from specgym.engine.compiled.tiles import BFLOAT16, FLOAT32
 from specgym.engine.compiled.vectors import LANES
 
-SLAB = 1 << 21  # bytes that are asked of the system at a time
+SLAB = 1 << 21  # bytes that are asked of the system at a time, at least, once there are many
 LINE = 64
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
@@ -100,7 +100,8 @@ class Arena:
     def reserve(self, num_bytes: int) -> None:
         """Have what is taken next, so many bytes in all, lie in one piece."""
         if not self.slabs or self.num_used + num_bytes > len(self.slabs[-1]):
-            self.slabs.append(make_slab(max(SLAB, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)))
+            size = max(num_bytes, min(SLAB, self.num_bytes))  # small for a single small linear
+            self.slabs.append(make_slab(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
             self.num_used = 0
 
     def take(self, num_bytes: int) -> np.ndarray:
