@@ -18,6 +18,7 @@ import torch
 
 from specgym.engine.cache import MaskedKVCache
 from specgym.engine.checks import check_stop_strings, check_tokens, check_whole
+from specgym.engine.compiled import entropy as entropies
 from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.kernels import widen
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
@@ -518,8 +519,10 @@ def stack(rows: list[torch.Tensor]) -> torch.Tensor | None:
     return torch.stack(rows) if rows else None
 
 
-def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor:
+def mean_entropy(logits_BV: torch.Tensor) -> torch.Tensor | float:
     """Mean entropy in nats of the laws behind logits, at temperature 1."""
+    if logits_BV.is_cpu:
+        return entropies.mean_entropy(logits_BV.float().numpy())
     # A token of no mass has a log of minus infinity, and 0 times that is not a number.
     log_probs_BV = logits_BV.float().log_softmax(dim=-1).clamp_min_(-1e4)
     return -(log_probs_BV.exp() * log_probs_BV).sum(dim=-1).mean()

@@ -208,7 +208,6 @@ class EagleMember:
             memory.factors = self.lean.factors(num_slots, self.context_limit, like)
         return memory
 
-    @torch.inference_mode()
     def forward(
         self,
         memory: MaskedKVCache,
@@ -236,9 +235,23 @@ class EagleMember:
         counts = [len(tokens) for tokens in fed]
         if self.compiled is not None:
             logits = self.forward_compiled(memory, fed, counts, need_logits=need_logits)
-            if logits is None or last_only:
-                return logits
-            return widen(logits, self.draft_ids, self.vocab_size)
+        else:
+            logits = self.forward_torch(memory, fed, counts, num_rows, need_logits=need_logits)
+        if logits is None or last_only:
+            return logits
+        return widen(logits, self.draft_ids, self.vocab_size)
+
+    @torch.inference_mode()
+    def forward_torch(
+        self,
+        memory: EagleMemory,
+        fed: Sequence[Sequence[int]],
+        counts: list[int],
+        num_rows: int | None,
+        *,
+        need_logits: bool,
+    ) -> torch.Tensor | None:
+        """As ``forward``, by torch's operations: logits [B, 1, rows of its head]."""
         width = num_rows or max(counts)
         memory.make_room(width)
         mask = memory.bias(counts, num_rows or width)
@@ -253,10 +266,7 @@ class EagleMember:
             memory.guess_B1H = hidden_BTH[:, counts[0] - 1 : counts[0]]
         else:
             memory.guess_B1H = hidden_BTH[last_rows(counts, self.device)][:, None]
-        if not need_logits:
-            return None
-        logits = self.vocab_head(self.lean.before_head(memory.guess_B1H))
-        return logits if last_only else widen(logits, self.draft_ids, self.vocab_size)
+        return self.vocab_head(self.lean.before_head(memory.guess_B1H)) if need_logits else None
 
     def forward_compiled(
         self,

@@ -170,7 +170,6 @@ class ModelMember:
             aligned=aligned,
         )
 
-    @torch.inference_mode()
     def forward(
         self,
         memory: MaskedKVCache,
@@ -203,7 +202,33 @@ class ModelMember:
             logits = self.forward_compiled(
                 memory, fed, counts, need_logits=need_logits, last_only=last_only
             )
-            return self.as_asked(logits, last_only=last_only)
+        else:
+            logits = self.forward_torch(
+                memory,
+                fed,
+                counts,
+                num_rows,
+                need_logits=need_logits,
+                last_only=last_only,
+                drawn_B=drawn_B,
+            )
+        if logits is None or (last_only and self.draft_ids is not None):
+            return logits
+        return widen(logits, self.draft_ids, self.vocab_size)
+
+    @torch.inference_mode()
+    def forward_torch(
+        self,
+        memory: MaskedKVCache,
+        fed: Sequence[Sequence[int]],
+        counts: list[int],
+        num_rows: int | None,
+        *,
+        need_logits: bool,
+        last_only: bool,
+        drawn_B: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """As ``forward``, by torch's operations: logits [B, T, V rows]."""
         width = num_rows or max(counts)
         memory.make_room(width)
         tokens_BT = pad_tokens(fed, width, self.device)
@@ -226,13 +251,7 @@ class ModelMember:
             features = torch.cat([states[tap] for tap in self.taps], dim=-1)
             memory.write_features(features.to(self.dtype))
         memory.advance(counts, width)
-        return self.as_asked(logits if need_logits else None, last_only=last_only)
-
-    def as_asked(self, logits: torch.Tensor | None, *, last_only: bool) -> torch.Tensor | None:
-        """Logits over the pool's vocabulary; a trimmed head's as they are while drafting."""
-        if logits is None or (last_only and self.draft_ids is not None):
-            return logits
-        return widen(logits, self.draft_ids, self.vocab_size)
+        return logits if need_logits else None
 
     def forward_compiled(
         self,

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from tokenizers import pre_tokenizers
 
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.checkpoints import (
     hash_weights,
     load_folder,
@@ -97,13 +98,6 @@ def load_source(source: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
         origin = f"hub: {source}"
     model.eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, known or hash_weights(model), origin)
-
-
-def cache_folder() -> Path:
-    """Where weights are kept: $SPECGYM_CACHE, else specgym in $XDG_CACHE_HOME or ~/.cache."""
-    if chosen := os.environ.get("SPECGYM_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specgym"
 
 
 def is_local(source: str) -> bool:

@@ -107,8 +107,9 @@ def full_state(
     base_model: Any,
     layers: Sequence[int],
     rank: int | None,
+    dtype: torch.dtype,
 ) -> dict[str, torch.Tensor]:
-    """Float32 weights of all the student's layers and its norm, deltas merged.
+    """Weights of all the student's layers and its norm, deltas merged in float32.
 
     Raises:
         ValueError: If a weight is missing, unknown, or of another shape than the target's.
@@ -128,13 +129,11 @@ def full_state(
     check_weights(folder, weights, wanted)
     for name, theirs in places.items():
         stem = name.removesuffix(".weight")
-        if name in weights:
-            state[name] = weights[name].float()
-        elif f"{stem}.up" in weights:
+        merged = weights.get(name, theirs.detach())
+        if f"{stem}.up" in weights:
             delta = weights[f"{stem}.up"].float() @ weights[f"{stem}.down"].float()
-            state[name] = theirs.detach().float() + delta.to(theirs.device)
-        else:
-            state[name] = theirs.detach().float()
+            merged = theirs.detach().float() + delta.to(theirs.device)
+        state[name] = merged.to(theirs.device, dtype)
     return state
 
 

@@ -177,7 +177,7 @@ def load_student(folder: Path, base_model: Any, dtype: torch.dtype) -> StudentCh
         )
     weights = read_weights(folder)
     draft_ids = read_draft_ids(folder, weights.pop("draft_ids"), base_model, values)
-    state = full_state(folder, weights, base_model, layers, rank)
+    state = full_state(folder, weights, base_model, layers, rank, dtype)
     model = assemble(base_model, layers, state, draft_ids, dtype)
     return StudentCheckpoint(
         model,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.loading import parse_pool
-from specgym.engine.sources import cache_folder
 from specgym.runs.bench import Bench
 from specgym.runs.bench_configs import FootprintBench
 from specgym.runs.byte_floor import NUMBER_BYTES

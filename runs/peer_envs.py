@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.datawheel import last_words
-from specgym.engine.sources import cache_folder
 
 REPORT_SECONDS = 30.0
 READY = "ready"  # written last: an environment without it is not finished

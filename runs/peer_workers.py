@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.checkpoints import quiet_transformers
-from specgym.engine.sources import SMOLLM2, SMOLLM2_WHEEL, cache_folder
+from specgym.engine.sources import SMOLLM2, SMOLLM2_WHEEL
 from specgym.runs.gguf_file import write_gguf
 from specgym.runs.peer_envs import RECIPES, PeerError, PeerRecipe, build_environment
 from specgym.runs.peer_process import PeerProcess

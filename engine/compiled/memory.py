@@ -17,7 +17,7 @@ from numba import types as numba_types
 from specgym.engine.compiled.vectors import I64, emit_pointer, load_i64, make_operation
 
 types: Any = numba_types  # what it calls is overloaded beyond what its stubs say
-LOOKS = 10_000  # at a word before a thread sleeps until it changes: some 10 microseconds
+LOOKS = 100_000  # at a word before a thread sleeps until it changes: some 100 microseconds
 LINE = 64  # bytes of a cache line
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # private to the process
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from specgym.engine.compiled.blocks import fill_blocks
 from specgym.engine.compiled.tiles import BFLOAT16, FLOAT32
 from specgym.engine.compiled.vectors import LANES
 
@@ -153,25 +154,17 @@ def pack(arena: Arena, weights: Sequence[torch.Tensor], *, alternate: bool = Fal
     counts = [-(-len(weight) // LANES) for weight in weights]
     stride = inputs * LANES * (2 if kind == BFLOAT16 else 4)
     place = arena.take(stride * sum(counts))
-    shape = (inputs // 2, LANES) if kind == BFLOAT16 else (inputs // 2, 2, LANES)
-    words = torch.from_numpy(place.view(np.int32 if kind == BFLOAT16 else np.float32))
-    blocks = words.view(sum(counts), *shape)
+    blocks = place.view(np.int32).reshape(sum(counts), -1, LANES)
     first = 0
     for index, (weight, count) in enumerate(zip(weights, counts, strict=True)):
         part = blocks[index :: len(weights)] if alternate else blocks[first : first + count]
-        part.copy_(in_blocks(weight.detach(), kind))
+        fill_blocks(part, words_of(weight.detach(), kind))
         first += count
     return Packed(place.ctypes.data, stride, sum(counts), kind, inputs, outputs)
 
 
-def in_blocks(weight: torch.Tensor, kind: int) -> torch.Tensor:
-    """A view of a weight [O, I] in blocks; zeros behind it where they are not whole."""
-    missing = -len(weight) % LANES
-    if missing:
-        weight = F.pad(weight, (0, 0, 0, missing))
-    outputs, inputs = weight.shape
-    if kind == BFLOAT16:
-        words = weight.contiguous().view(torch.int32)
-        return words.view(outputs // LANES, LANES, inputs // 2).transpose(1, 2)
-    rows = weight.float().view(outputs // LANES, LANES, inputs // 2, 2)
-    return rows.permute(0, 2, 3, 1)
+def words_of(weight: torch.Tensor, kind: int) -> np.ndarray:
+    """A weight [O, I] as int32: bfloat16 numbers in pairs, float32 one by one."""
+    rows = (weight if kind == BFLOAT16 else weight.float()).contiguous()
+    words: np.ndarray = rows.view(torch.int32).numpy()
+    return words

@@ -357,6 +357,7 @@ class Machine:
         get_team()  # compiles now, rather than in a timed forward
         self.capacity = self.num_slots = self.num_threads = 0
         self.job = allocate(8 * Job.SIZE).view(np.int64)
+        self.job_address = self.job.ctypes.data
         self.set_ops(program.ops)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -392,11 +393,12 @@ class Machine:
         ]
         places = np.cumsum([0] + [size if parent < 0 else 0 for parent, size in own])
         self.states = allocate(int(places[-1]) + 64)
+        self.states_address = self.states.ctypes.data
         self.table = np.zeros((len(own) + 1, 2), dtype=np.int64)
         for index, (parent, first, _) in enumerate(program.buffers):
             root = index if parent < 0 else parent
             self.table[index] = (
-                self.states.ctypes.data + int(places[root]) + 4 * first,
+                self.states_address + int(places[root]) + 4 * first,
                 4 * program.widths[index],
             )
         visits = capacity * max(program.per_token, 1)
@@ -430,14 +432,14 @@ class Machine:
         job[Job.VALID], job[Job.ROTARY], job[Job.MASK] = given.valid, given.rotary, given.mask
         job[Job.FEATURES], job[Job.GUESSES] = given.features, given.guesses
         job[Job.NUM_THREADS] = self.num_threads
-        get_team().run(job.ctypes.data, self.num_threads)
+        get_team().run(self.job_address, self.num_threads)
 
     def rows(self, buffer: Buffer, tokens: Sequence[int]) -> np.ndarray:
         """A copy of these tokens' rows of a buffer, float32 [..., width]."""
-        first = int(self.table[buffer.index, 0]) - self.states.ctypes.data
+        first = int(self.table[buffer.index, 0]) - self.states_address
         width = self.program.widths[buffer.index]
-        whole = self.states[first:].view(np.float32)
-        return np.stack([whole[width * t : width * t + buffer.width] for t in tokens])
+        whole = self.states[first : first + 4 * width * self.capacity].view(np.float32)
+        return whole.reshape(-1, width)[tokens, : buffer.width]
 
 
 def thread_count(program: Program) -> int:

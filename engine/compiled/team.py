@@ -20,10 +20,10 @@ import numpy as np
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.compiled.interpreter import run
 from specgym.engine.compiled.memory import LINE, announce, read_shared, wait_while, write_shared
 from specgym.engine.compiled.processor import PROCESSOR
-from specgym.engine.sources import cache_folder
 
 logger = logging.getLogger(__name__)
 IDLE_LOOKS = 200_000  # of a thread without work before it sleeps: some 0.2 milliseconds
@@ -90,6 +90,12 @@ class CodeImpl(CompileResultCacheImpl):
     _locator_classes: list[Any] = [SourceLocator]  # noqa: RUF012
 
 
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line, the first time."""
+    print(line, file=sys.stderr)
+
+
 class CodeCache(FunctionCache):
     """A cache that a read-only, full or damaged folder does not hinder: code is compiled anew."""
 
@@ -105,7 +111,7 @@ class CodeCache(FunctionCache):
             with contextlib.suppress(OSError):
                 self.flush()
         if found is None:
-            print(f"specgym: compiling for {PROCESSOR}, once: about 20 seconds", file=sys.stderr)
+            say_once(f"specgym: compiling for {PROCESSOR}, once: about 20 seconds")
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -117,11 +123,11 @@ class CodeCache(FunctionCache):
 
 
 @functools.cache
-def compiled_entry() -> Callable[[int, int, int, int], None]:
-    """The compiled ``enter``; from the cache, else compiled now."""
-    function: Any = njit(nogil=True)(enter)
-    function._cache = CodeCache(enter)
-    function.compile(SIGNATURE)
+def compiled_function(python: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """A function of this package, compiled for one signature; from the cache, else compiled now."""
+    function: Any = njit(nogil=True)(python)
+    function._cache = CodeCache(python)
+    function.compile(signature)
     function.disable_compile()
     return function
 
@@ -130,7 +136,7 @@ class Team:
     """The threads of this process that run forwards; made by ``get_team``."""
 
     def __init__(self) -> None:
-        self.enter = compiled_entry()
+        self.enter = compiled_function(enter, SIGNATURE)
         self.memory = allocate(NUM_LINES * LINE)
         self.address = self.memory.ctypes.data
         self.lock = threading.Lock()  # one forward at a time

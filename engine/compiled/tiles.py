@@ -47,7 +47,8 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
 
     Its arguments: the first block's address, the bytes from block to block, the address of the
     rows' addresses, their even length, the address of float32 [rows, MAX_BLOCKS * 16] that it
-    writes, and how many bytes ahead it prefetches.
+    writes, and how many bytes ahead it prefetches. Weights that few rows meet are not wanted again
+    before the next forward: they leave the last level of the cache to the rest of the program.
     """
     line = LINE if kind == BFLOAT16 else 2 * LINE
 
@@ -66,7 +67,8 @@ def make_kernel(num_rows: int, num_blocks: int, kind: int) -> Any:
         lines = [b.add(each, b.mul(pair, word(line))) for each in w]
         for each in lines:
             for part in range(0, line, LINE):
-                emit_prefetch(b, b.add(b.add(each, ahead), word(part)))
+                place = b.add(b.add(each, ahead), word(part))
+                emit_prefetch(b, place, is_once=num_rows < MAX_ROWS)
         for parity in range(2):
             factors = [emit_weights(b, each, kind, parity) for each in lines]
             for row in range(num_rows):

@@ -80,12 +80,12 @@ def emit_pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Emit a prefetch for reading, into all levels of the cache."""
+def emit_prefetch(builder: ir.IRBuilder, address: ir.Value, *, is_once: bool) -> None:
+    """Emit a prefetch for reading, into all levels of the cache, or past the last where it can."""
     pointer = I8.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]
+    hints = [ir.Constant(I32, hint) for hint in (0, 0 if is_once else 3, 1)]
     builder.call(prefetch, [emit_pointer(builder, address, I8), *hints])
 
 

@@ -18,6 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specgym.engine import sources
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.checkpoints import hash_weights
 from specgym.engine.datawheel import DataWheel, hash_file
 from specgym.engine.decoding import DecodeRequest
@@ -27,7 +28,6 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.sources import (
     SMOLLM2,
     SourceError,
-    cache_folder,
     fetch_smollm2,
     load_source,
 )
@@ -39,13 +39,14 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from specgym.engine import sources
+from specgym.engine.cache_folder import cache_folder
 from specgym.engine.datawheel import DataWheel
 
 stage, num_bytes, sha256 = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 sources.SMOLLM2_WHEEL = DataWheel(
     "specgym-test-weights==1.0", num_bytes, "specgym_test_weights/tiny.gguf", sha256
 )
-go = sources.cache_folder().parent / "go"
+go = cache_folder().parent / "go"
 
 def held(function):
     def run(*args):
