@@ -45,7 +45,7 @@ gpu-check: $(INSTALLED)
 
 # docs/architectures.md, from the tests that pass
 architectures: $(INSTALLED)
-	$(BIN)/python -m pytest tests/engine/test_architectures.py --write-docs
+	$(BIN)/python -m pytest tests/engine/forward/test_architectures.py --write-docs
 
 wheel: $(INSTALLED)
 	rm -rf build/lib build/bdist.* dist

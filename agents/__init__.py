@@ -4,19 +4,19 @@ Importing the package imports neither torch nor stable-baselines3. `docs/control
 each does.
 """
 
-from specgym.agents.beta_thompson import BetaThompson
-from specgym.agents.discounted_ucb import DiscountedUCB
-from specgym.agents.exp3_spec import EXP3Spec
-from specgym.agents.gaussian_thompson import GaussianThompson
-from specgym.agents.hedge_spec import HedgeSpec
-from specgym.agents.lints import LinTS
-from specgym.agents.linucb import LinUCB
-from specgym.agents.nightjar import Nightjar
-from specgym.agents.sliding_ucb import SlidingUCB
-from specgym.agents.thompson import Thompson
-from specgym.agents.ucb import UCB
-from specgym.agents.ucb_spec import UCBSpec
-from specgym.agents.ucb_tuned import UCBTuned
+from specgym.agents.bandits.beta_thompson import BetaThompson
+from specgym.agents.bandits.discounted_ucb import DiscountedUCB
+from specgym.agents.bandits.exp3_spec import EXP3Spec
+from specgym.agents.bandits.gaussian_thompson import GaussianThompson
+from specgym.agents.bandits.hedge_spec import HedgeSpec
+from specgym.agents.bandits.lints import LinTS
+from specgym.agents.bandits.linucb import LinUCB
+from specgym.agents.bandits.nightjar import Nightjar
+from specgym.agents.bandits.sliding_ucb import SlidingUCB
+from specgym.agents.bandits.thompson import Thompson
+from specgym.agents.bandits.ucb import UCB
+from specgym.agents.bandits.ucb_spec import UCBSpec
+from specgym.agents.bandits.ucb_tuned import UCBTuned
 
 __all__ = [
     "UCB",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from specgym.agents.recipes import FitConfig
+from specgym.agents.sb3_settings import FitConfig
 
 Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 FORBIDDEN = -1e9  # a score that is never the largest

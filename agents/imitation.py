@@ -16,9 +16,9 @@ import numpy as np
 
 from specgym.agents.cost_networks import Costs, add_networks, fit_network
 from specgym.agents.policy import Policy
-from specgym.agents.recipes import ImitationConfig
+from specgym.agents.sb3_settings import ImitationConfig
+from specgym.baselines.hindsight.visits import Visits, join_visits, values_of
 from specgym.baselines.plans import Plan
-from specgym.baselines.visits import Visits, join_visits, values_of
 
 # Actions [B] for observations [B, F] and masks [B, A].
 Choose = Callable[[np.ndarray, np.ndarray], np.ndarray]

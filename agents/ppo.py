@@ -26,7 +26,7 @@ from specgym.agents.normalization import (
     read_normalization,
     save_normalization,
 )
-from specgym.agents.recipes import PPOConfig
+from specgym.agents.sb3_settings import PPOConfig
 from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
 
 MODEL_FILE = "model.zip"

@@ -29,7 +29,7 @@ from specgym.agents.ppo import (
     newest_checkpoint,
     save_checkpoint,
 )
-from specgym.agents.recipes import PolicyGradient, QLearning, Recipe
+from specgym.agents.sb3_settings import PolicyGradient, QLearning, Recipe
 from specgym.baselines.plans import Plan
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {

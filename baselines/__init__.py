@@ -11,6 +11,7 @@ What they are measured against, on recorded requests of which everything is know
 """
 
 from specgym.baselines.batch_table import BatchTable
+from specgym.baselines.cascade import TestAndSet
 from specgym.baselines.censored_ema import CensoredEMA
 from specgym.baselines.ema_tiers import EMATiers
 from specgym.baselines.goodput import Goodput
@@ -20,7 +21,6 @@ from specgym.baselines.marginal_cost import MarginalCost
 from specgym.baselines.restart import Restart
 from specgym.baselines.specrouter import SpecRouter
 from specgym.baselines.static import NoSpeculation, Random, Static
-from specgym.baselines.test_and_set import TestAndSet
 from specgym.baselines.throughput_aware import ThroughputAware
 
 __all__ = [

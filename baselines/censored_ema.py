@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from specgym.baselines.checks import check_count, check_range
+from specgym.baselines.estimates.outcomes import Outcome
 from specgym.baselines.ladder import Ladder
 from specgym.baselines.online import OnlineController
-from specgym.baselines.outcomes import Outcome
 from specgym.baselines.plans import Plan, num_positions
 
 

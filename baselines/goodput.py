@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from specgym.baselines.checks import check_choice, check_count
-from specgym.baselines.least_squares import LeastSquares
+from specgym.baselines.estimates.least_squares import LeastSquares
+from specgym.baselines.estimates.outcomes import Outcome
+from specgym.baselines.estimates.probing import Probing
 from specgym.baselines.online import OnlineController
-from specgym.baselines.outcomes import Outcome
 from specgym.baselines.plans import Plan, group_by_chain, num_positions
-from specgym.baselines.probing import Probing
 
 RIDGE = 1e-3  # of the cost model, in samples; ours
 CONTEXT_UNIT, ROWS_UNIT, K_UNIT = 1024.0, 8.0, 4.0  # scales of the cost model's features; ours

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from specgym.baselines.checks import check_count
-from specgym.baselines.outcomes import is_sound
+from specgym.baselines.estimates.outcomes import is_sound
 from specgym.baselines.plans import Plan
 from specgym.baselines.wrapped import Inner, Wrapped
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from specgym.baselines.checks import check_count, check_range
+from specgym.baselines.estimates.outcomes import Outcome
+from specgym.baselines.estimates.plan_model import PlanModel
+from specgym.baselines.estimates.probing import Probing
 from specgym.baselines.online import OnlineController
-from specgym.baselines.outcomes import Outcome
-from specgym.baselines.plan_model import PlanModel
 from specgym.baselines.plans import Plan, group_by_chain
-from specgym.baselines.probing import Probing
 
 
 class MarginalCost(OnlineController):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from specgym.baselines.checks import check_choice
-from specgym.baselines.outcomes import Outcome, read_outcome
+from specgym.baselines.estimates.outcomes import Outcome, read_outcome
 from specgym.baselines.plans import Plan, check_plans, check_state, plan_name
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specgym.baselines.change_detection import CUSUM, GLR, Detector
 from specgym.baselines.checks import check_choice, check_count, check_range
-from specgym.baselines.outcomes import read_outcome
+from specgym.baselines.estimates.change_detection import CUSUM, GLR, Detector
+from specgym.baselines.estimates.outcomes import read_outcome
 from specgym.baselines.plans import Plan, num_positions
 from specgym.baselines.wrapped import Inner, Wrapped
 

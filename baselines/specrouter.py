@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from specgym.baselines.acceptance import PairAcceptance
 from specgym.baselines.checks import check_count, check_range
-from specgym.baselines.cycle import expected_over_lengths, expected_verification
-from specgym.baselines.forward_seconds import ForwardSeconds
-from specgym.baselines.outcomes import is_sound
+from specgym.baselines.estimates.acceptance import PairAcceptance
+from specgym.baselines.estimates.expected_cycle import expected_over_lengths, expected_verification
+from specgym.baselines.estimates.forward_seconds import ForwardSeconds
+from specgym.baselines.estimates.outcomes import is_sound
+from specgym.baselines.estimates.probing import Probing
+from specgym.baselines.estimates.proposal_length import ProposalLength
 from specgym.baselines.plans import (
     Plan,
     charged_action,
@@ -19,8 +21,6 @@ from specgym.baselines.plans import (
     group_by_chain,
     plan_name,
 )
-from specgym.baselines.probing import Probing
-from specgym.baselines.proposal_length import ProposalLength
 from specgym.baselines.rows import per_row
 
 Prediction = tuple[float, float]  # expected seconds and tokens of one cycle

@@ -10,9 +10,9 @@ from typing import Any
 
 from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
 from specgym.engine.joining import join
-from specgym.engine.loading import load_pool
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
+from specgym.engine.pools.loading import load_pool
 from specgym.engine.timing import Baseline, CountingClock, WallClock
 from specgym.engine.types import EngineFault, Plan, SamplingParams, StepResult
 
@@ -36,7 +36,7 @@ __all__ = [
     "start",
 ]
 
-USER_API = {"Engine": "specgym.runs.api", "hf_generate": "specgym.runs.hf"}
+USER_API = {"Engine": "specgym.runs.text.engine_api", "hf_generate": "specgym.runs.text.hf"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from specgym.engine.cache import MaskedKVCache
 from specgym.engine.checks import check_stop_strings, check_tokens, check_whole
 from specgym.engine.compiled import entropy as entropies
 from specgym.engine.eagle_member import EagleMember, EagleMemory
-from specgym.engine.kernels import widen
+from specgym.engine.forward.cache import MaskedKVCache
+from specgym.engine.forward.experts import count_unique
+from specgym.engine.forward.lean_llama import widen
+from specgym.engine.forward.transfer import to_device
 from specgym.engine.members import ModelMember, NGramIndex, NGramMember
-from specgym.engine.moe import count_unique
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
-from specgym.engine.transfer import to_device
 from specgym.engine.types import (
     EngineFault,
     ForwardCost,

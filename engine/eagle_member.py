@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from specgym.engine.cache import MaskedKVCache
 from specgym.engine.compiled.eagle import CompiledEagle
-from specgym.engine.eagle import EagleCheckpoint
-from specgym.engine.kernels import fold_mask, last_rows, pad_tokens, widen
-from specgym.engine.lean_eagle import LeanEagle, Rotation
-from specgym.engine.linears import linear
+from specgym.engine.forward.cache import MaskedKVCache
+from specgym.engine.forward.eagle import EagleCheckpoint
+from specgym.engine.forward.lean_eagle import LeanEagle, Rotation
+from specgym.engine.forward.lean_llama import fold_mask, last_rows, pad_tokens, widen
+from specgym.engine.forward.linears import linear
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 CAUSAL_ROWS = 16  # longest window whose mask is looked up

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specgym.engine.architectures import freeze_rotaries, refuse_unmaskable
-from specgym.engine.cache import MaskedKVCache
 from specgym.engine.compiled.llama import CompiledLlama, why_not_compiled
-from specgym.engine.graphs import GraphRunner
-from specgym.engine.kernels import last_rows, pad_tokens, widen
-from specgym.engine.lean import make_lean
-from specgym.engine.linears import replace_linears
-from specgym.engine.moe import ExpertShape, count_unique, hook_experts, shape_of_experts
+from specgym.engine.forward.architectures import freeze_rotaries, refuse_unmaskable
+from specgym.engine.forward.cache import MaskedKVCache
+from specgym.engine.forward.experts import ExpertShape, count_unique, hook_experts, shape_of_experts
+from specgym.engine.forward.graphs import GraphRunner
+from specgym.engine.forward.lean_families import make_lean
+from specgym.engine.forward.lean_llama import last_rows, pad_tokens, widen
+from specgym.engine.forward.linears import replace_linears
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ this by itself.
 import gymnasium as gym
 
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.replay import ReplayEnv
-from specgym.envs.vector_env import ReplayVectorEnv
+from specgym.envs.replay.replay_env import ReplayEnv
+from specgym.envs.replay.vector_env import ReplayVectorEnv
 
 __all__ = ["ReplayEnv", "ReplayVectorEnv", "SpecDecodeEnv"]
 
@@ -23,6 +23,6 @@ gym.register(
 )
 gym.register(
     id="specgym/Replay-v0",
-    entry_point="specgym.envs.replay:ReplayEnv",
-    vector_entry_point="specgym.envs.vector_env:ReplayVectorEnv",
+    entry_point="specgym.envs.replay.replay_env:ReplayEnv",
+    vector_entry_point="specgym.envs.replay.vector_env:ReplayVectorEnv",
 )

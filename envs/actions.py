@@ -10,7 +10,7 @@ import numpy as np
 
 from specgym.engine.decoding import DecodeState
 from specgym.engine.types import Plan
-from specgym.envs.layout import Layout
+from specgym.envs.pool_spec import Layout
 
 
 class ActionTable:

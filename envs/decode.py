@@ -20,19 +20,19 @@ from specgym.engine.decoding import (
     probe_baseline,
     start,
 )
-from specgym.engine.loading import load_pool
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+from specgym.engine.pools.loading import load_pool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
 from specgym.engine.types import Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
 from specgym.envs.arguments import check_chains, check_counts, check_k_values, check_kinds
-from specgym.envs.information import describe_step
-from specgym.envs.layout import Layout
-from specgym.envs.observations import Observer
-from specgym.envs.options import check_options
+from specgym.envs.batch_rows import Rows
+from specgym.envs.observer import Observer
+from specgym.envs.pool_spec import Layout
+from specgym.envs.prompt_room import fit_workload
+from specgym.envs.reset_options import check_options
 from specgym.envs.rewards import get_reward
-from specgym.envs.room import fit_workload
-from specgym.envs.rows import Rows
+from specgym.envs.step_info import describe_step
 from specgym.envs.text_features import class_bytes
 from specgym.envs.workloads import Request, Split, Workload, get_workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from specgym.envs.layout import Layout
+from specgym.envs.pool_spec import Layout
 from specgym.envs.text_features import TEXT_FEATURES
 
 FEATURES_VERSION = 2  # goes up when an entry changes its meaning, its bounds or its place

@@ -52,7 +52,7 @@ class Workload:
         name: What the user called it.
         groups: Requests that are drawn from together; for mixes and phases one group a category.
         run_length: Requests drawn from one group before the stream goes on to the next.
-        num_skipped: Prompts that were left out as too long (see `specgym.envs.room`).
+        num_skipped: Prompts that were left out as too long (see `specgym.envs.prompt_room`).
 
     Raises:
         ValueError: If a group is empty or holds something else, or the run length is below 1.

@@ -72,11 +72,11 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
     if command == "train":
         run_train(name_agent(arguments), console)
     elif command == "pool":
-        from specgym.runs.pool_command import run_pool
+        from specgym.runs.pool.command import run_pool
 
         run_pool(arguments, parse)
     elif command == "bench":
-        from specgym.runs.bench import run_bench
+        from specgym.runs.bench.command import run_bench
 
         run_bench(arguments, parse, console)
     else:
@@ -98,16 +98,16 @@ def find(module: str, name: str) -> Callable[..., Any]:
 def run_train(arguments: list[str], console: Console) -> None:
     """Trains on the live engine, or on recorded traces with ``--env replay``."""
     if option(arguments, "--env") == "replay":
-        from specgym.runs.training_configs import find_settings
+        from specgym.runs.train.configs import find_settings
 
         settings = find_settings(option(arguments, "--agent") or "maskable-ppo")
         config = parse("train", arguments, type(settings), settings)
-        find("specgym.runs.train_replay", "find_agent")(settings.agent).train(config, console)
+        find("specgym.runs.train.offline", "find_agent")(settings.agent).train(config, console)
         return
     from specgym.runs.configs import TrainConfig
 
     config = parse("train", arguments, TrainConfig)
-    find("specgym.runs.train", "train")(config, console)
+    find("specgym.runs.train.live", "train")(config, console)
 
 
 def option(arguments: Sequence[str], name: str) -> str | None:

@@ -17,13 +17,11 @@ from specgym.baselines.specrouter import SpecRouter
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Baseline
 from specgym.envs.decode import SpecDecodeEnv, make_clock
-from specgym.envs.room import describe_skipped
+from specgym.envs.prompt_room import describe_skipped
 from specgym.envs.workloads import Request, Workload
-from specgym.runs.board import Board, step_scalars
 from specgym.runs.configs import CompareConfig, TrainConfig
 from specgym.runs.controllers import describe_options, make_controller
 from specgym.runs.disk import writing
-from specgym.runs.folder import open_run
 from specgym.runs.loop import Controller, StepError, run_request
 from specgym.runs.lossless import check_lossless
 from specgym.runs.making import make_pool, make_workload
@@ -39,8 +37,10 @@ from specgym.runs.results import (
     summarize,
     write_json,
 )
+from specgym.runs.run_folder import open_run
 from specgym.runs.settings import EnvSettings
-from specgym.runs.train import train_in
+from specgym.runs.tensorboard import Board, step_scalars
+from specgym.runs.train.live import train_in
 
 RESULTS_FILE = "results.json"
 TRAINING_FOLDER = "ppo-training"

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from specgym.agents.recipes import PPOConfig
-from specgym.baselines.oracle import MAX_STATES
+from specgym.agents.sb3_settings import PPOConfig
+from specgym.baselines.hindsight.oracle import MAX_STATES
 from specgym.runs.settings import DEFAULT_CONTROLLER, MIXTURE_POOL, EnvSettings, PoolSettings
 
 ALL_CONTROLLERS = (

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from specgym import agents
-from specgym.agents.beta_thompson import BetaThompson
-from specgym.agents.discounted_ucb import DiscountedUCB
-from specgym.agents.exp3_spec import EXP3Spec
-from specgym.agents.gaussian_thompson import GaussianThompson
-from specgym.agents.hedge_spec import HedgeSpec
-from specgym.agents.learned import LearnedController
-from specgym.agents.lints import LinTS
-from specgym.agents.linucb import LinUCB
-from specgym.agents.nightjar import Nightjar
+from specgym.agents.bandits.beta_thompson import BetaThompson
+from specgym.agents.bandits.discounted_ucb import DiscountedUCB
+from specgym.agents.bandits.exp3_spec import EXP3Spec
+from specgym.agents.bandits.gaussian_thompson import GaussianThompson
+from specgym.agents.bandits.hedge_spec import HedgeSpec
+from specgym.agents.bandits.lints import LinTS
+from specgym.agents.bandits.linucb import LinUCB
+from specgym.agents.bandits.nightjar import Nightjar
+from specgym.agents.bandits.sliding_ucb import SlidingUCB
+from specgym.agents.bandits.thompson import Thompson
+from specgym.agents.bandits.ucb import UCB
+from specgym.agents.bandits.ucb_spec import UCBSpec
+from specgym.agents.bandits.ucb_tuned import UCBTuned
+from specgym.agents.policy_controller import LearnedController
 from specgym.agents.saved_state import load_state
-from specgym.agents.sliding_ucb import SlidingUCB
-from specgym.agents.thompson import Thompson
-from specgym.agents.ucb import UCB
-from specgym.agents.ucb_spec import UCBSpec
-from specgym.agents.ucb_tuned import UCBTuned
 from specgym.baselines.batch_table import BatchTable
+from specgym.baselines.cascade import TestAndSet
 from specgym.baselines.censored_ema import CensoredEMA
 from specgym.baselines.ema_tiers import EMATiers
 from specgym.baselines.goodput import Goodput
@@ -34,7 +35,6 @@ from specgym.baselines.marginal_cost import MarginalCost
 from specgym.baselines.restart import Restart
 from specgym.baselines.specrouter import SpecRouter
 from specgym.baselines.static import NoSpeculation, Random, Static
-from specgym.baselines.test_and_set import TestAndSet
 from specgym.baselines.throughput_aware import ThroughputAware
 from specgym.envs.features import FEATURES_VERSION
 from specgym.runs.loop import Controller

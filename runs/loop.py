@@ -10,7 +10,7 @@ import numpy as np
 
 from specgym.engine.decoding import DecodeRequest
 from specgym.envs.decode import SpecDecodeEnv
-from specgym.envs.replay import ReplayEnv
+from specgym.envs.replay.replay_env import ReplayEnv
 from specgym.envs.workloads import Request
 
 DIVERGENCE_EVERY = 16  # uses of a chain between two measurements of D_TV; about 0.1 ms a step

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specgym.engine.loading import load_pool
 from specgym.engine.pool import ModelPool
-from specgym.envs.room import fit_workload
+from specgym.engine.pools.loading import load_pool
+from specgym.envs.prompt_room import fit_workload
 from specgym.envs.workloads import Split, Workload, get_workload
 from specgym.runs.settings import EnvSettings, PoolSettings
 

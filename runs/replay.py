@@ -8,23 +8,28 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from specgym.baselines.oracle import greedy_policy, solve_oracle
-from specgym.baselines.problem import DecisionProblem, rollout
-from specgym.baselines.references import References, best_fixed, check_ordering, fixed_seconds
-from specgym.baselines.regret import headroom_share, regret
-from specgym.envs.library import TraceLibrary
-from specgym.envs.replay import ReplayEnv
-from specgym.envs.traces import Trace, TraceSet, load_traces
+from specgym.baselines.hindsight.oracle import greedy_policy, solve_oracle
+from specgym.baselines.hindsight.problem import DecisionProblem, rollout
+from specgym.baselines.hindsight.references import (
+    References,
+    best_fixed,
+    check_ordering,
+    fixed_seconds,
+)
+from specgym.baselines.hindsight.regret import headroom_share, regret
+from specgym.envs.replay.library import TraceLibrary
+from specgym.envs.replay.replay_env import ReplayEnv
+from specgym.envs.replay.traces import Trace, TraceSet, load_traces
 from specgym.envs.workloads import Request
-from specgym.runs.build_watch import make_bar
 from specgym.runs.configs import ReplayConfig
 from specgym.runs.controllers import make_controller
-from specgym.runs.folds import estimate_causal, make_folds
 from specgym.runs.loop import Controller, begin_request, run_steps
+from specgym.runs.pool.build_watcher import make_bar
 from specgym.runs.results import NUM_RESAMPLES, SCHEMA, write_json
 from specgym.runs.tables import NumberTable
-from specgym.runs.train_replay import find_agent
-from specgym.runs.yardstick import make_problem
+from specgym.runs.traces.yardstick import make_problem
+from specgym.runs.train.cross_validation import estimate_causal, make_folds
+from specgym.runs.train.offline import find_agent
 
 BEST_FIXED = "best fixed, training"
 HINDSIGHT = "best fixed, hindsight"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specgym.engine.cache import MaskedKVCache
 from specgym.engine.compiled.layout import Epilogue, Op, Token
 from specgym.engine.compiled.llama import (
     alternate_blocks,
@@ -22,7 +21,8 @@ from specgym.engine.compiled.llama import (
 from specgym.engine.compiled.packing import kind_of, pack
 from specgym.engine.compiled.program import Given, Heads, Machine, Norm, Program, thread_count
 from specgym.engine.compiled.rotary import make_table
-from specgym.engine.eagle import EagleHead, EagleLayer
+from specgym.engine.forward.cache import MaskedKVCache
+from specgym.engine.forward.eagle import EagleHead, EagleLayer
 
 
 class CompiledEagle:

@@ -22,8 +22,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from specgym.engine.cache import MaskedKVCache
-from specgym.engine.cache_layers import allocate
 from specgym.engine.compiled.layout import Epilogue, Op, Token
 from specgym.engine.compiled.packing import kind_of, moved, pack
 from specgym.engine.compiled.program import (
@@ -36,7 +34,9 @@ from specgym.engine.compiled.program import (
     thread_count,
 )
 from specgym.engine.compiled.rotary import is_static, make_table
-from specgym.engine.linears import is_plain_linear
+from specgym.engine.forward.cache import MaskedKVCache
+from specgym.engine.forward.cache_layers import allocate
+from specgym.engine.forward.linears import is_plain_linear
 
 FAMILIES = (
     LlamaForCausalLM,

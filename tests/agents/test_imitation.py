@@ -17,8 +17,8 @@ from specgym.agents.imitation import (
     train_imitation,
 )
 from specgym.agents.policy import Policy
-from specgym.agents.recipes import FitConfig
-from specgym.baselines.visits import Visits, values_of
+from specgym.agents.sb3_settings import FitConfig
+from specgym.baselines.hindsight.visits import Visits, values_of
 
 PLANS = ((("target",), 0), (("ngram", "target"), 1))
 TABLE = Table(PLANS, ("easy", "noise"), 1)

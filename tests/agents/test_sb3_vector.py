@@ -8,9 +8,9 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from specgym.agents.sb3_vector import SB3Vector
-from specgym.envs.library import TraceLibrary
-from specgym.envs.synthetic import synthetic_traces
-from specgym.envs.vector_replay import VectorReplay
+from specgym.envs.replay.library import TraceLibrary
+from specgym.envs.replay.synthetic import synthetic_traces
+from specgym.envs.replay.vector_replay import VectorReplay
 
 
 @pytest.fixture(scope="module")

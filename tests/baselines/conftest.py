@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specgym.baselines.hindsight.problem import DecisionProblem
 from specgym.baselines.plans import Plan
-from specgym.baselines.problem import DecisionProblem
 
 
 class PaperDecoder:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from specgym.baselines.estimates.least_squares import LeastSquares
 from specgym.baselines.goodput import Goodput, best_length, expected_tokens
-from specgym.baselines.least_squares import LeastSquares
 
 LENGTHS = range(40)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from specgym.baselines.estimates.position_counts import expected_tokens
 from specgym.baselines.marginal_cost import MarginalCost, climb
-from specgym.baselines.position_counts import expected_tokens
 
 
 def steps(alpha, costs):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specgym.baselines.outcomes import read_outcome
-from specgym.baselines.plan_model import PlanModel
-from specgym.baselines.position_counts import expected_tokens
+from specgym.baselines.estimates.outcomes import read_outcome
+from specgym.baselines.estimates.plan_model import PlanModel
+from specgym.baselines.estimates.position_counts import expected_tokens
 from specgym.baselines.throughput_aware import ThroughputAware, choose
 
 

@@ -6,14 +6,14 @@ import random
 import pytest
 import torch
 
-from specgym.engine.corpus import Corpus, Writer, make_generator, shard_path, write_shard
-from specgym.engine.eagle import EagleCheckpoint, EagleHead, EagleShape
 from specgym.engine.eagle_member import EagleMember
-from specgym.engine.kernels import LeanLlama
+from specgym.engine.forward.eagle import EagleCheckpoint, EagleHead, EagleShape
+from specgym.engine.forward.lean_llama import LeanLlama
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import perturbed, tiny_llama, tiny_mixtral, tiny_tokenizer
-from specgym.engine.topics import Topic
+from specgym.engine.training.corpus import Corpus, Writer, make_generator, shard_path, write_shard
+from specgym.engine.training.topics import Topic
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.loading import load_pool
+from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_pool
 from specgym.engine.types import Plan
 

@@ -3,8 +3,8 @@
 import torch
 import transformers
 
-from specgym.engine.cache_layers import MaskedLayer
 from specgym.engine.decoding import DecodeRequest
+from specgym.engine.forward.cache_layers import MaskedLayer
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama

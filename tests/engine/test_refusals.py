@@ -5,13 +5,13 @@ import torch
 import transformers
 from torch import nn
 
-from specgym.engine.checkpoints import load_folder
 from specgym.engine.compiled.llama import why_not_compiled
 from specgym.engine.decoding import DecodeRequest
-from specgym.engine.lean import is_lean
-from specgym.engine.linears import replace_linears
-from specgym.engine.loading import load_pool
+from specgym.engine.forward.lean_families import is_lean
+from specgym.engine.forward.linears import replace_linears
 from specgym.engine.members import ModelMember
+from specgym.engine.pools.checkpoints import load_folder
+from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specgym.engine.cache import MaskedKVCache
 from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, tiny_llama, tiny_pool
@@ -38,7 +38,7 @@ def test_an_absurd_budget_names_the_buffer_its_size_and_the_way_out():
     ids=lambda error: type(error).__name__,
 )
 def test_every_buffer_is_named_when_there_is_no_memory_for_it(monkeypatch, buffer, error):
-    from specgym.engine import cache, cache_layers
+    from specgym.engine.forward import cache, cache_layers
 
     class NoRoom:
         dtype, device = torch.float32, torch.device("cpu")

@@ -11,11 +11,11 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool, tiny_tokenizer
 from specgym.engine.timing import CountingClock
 from specgym.envs import SpecDecodeEnv
-from specgym.envs.costs import ROLES, CostTable
-from specgym.envs.layout import Layout
-from specgym.envs.library import TraceLibrary
-from specgym.envs.recording import Recorder
-from specgym.envs.traces import TraceSet
+from specgym.envs.pool_spec import Layout
+from specgym.envs.replay.costs import ROLES, CostTable
+from specgym.envs.replay.library import TraceLibrary
+from specgym.envs.replay.recording import Recorder
+from specgym.envs.replay.traces import TraceSet
 from specgym.envs.workloads import Request, Workload
 
 PROMPTS = (

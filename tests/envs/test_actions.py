@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from specgym.engine.decoding import DecodeRequest, DecodeState, executable
 from specgym.engine.types import Plan
 from specgym.envs.actions import ActionTable
-from specgym.envs.layout import Layout
+from specgym.envs.pool_spec import Layout
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_prefill_that_fails_truncates(make_env, monkeypatch):
     def fail(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("specgym.envs.rows.join", fail)
+    monkeypatch.setattr("specgym.envs.batch_rows.join", fail)
     done = False
     while not done:
         *_, terminated, done, info = env.step(0)

@@ -52,8 +52,8 @@ def wheel_home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trace_path(tmp_path_factory):
-    from specgym.envs.synthetic import synthetic_traces
-    from specgym.envs.traces import save_traces
+    from specgym.envs.replay.synthetic import synthetic_traces
+    from specgym.envs.replay.traces import save_traces
 
     path = tmp_path_factory.mktemp("traces") / "t.npz"
     save_traces(path, synthetic_traces(4, 20))

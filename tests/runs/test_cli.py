@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from specgym.engine import loading
+from specgym.engine.pools import loading
 from specgym.runs.cli import main, split_lists
 from specgym.runs.configs import CompareConfig, GenerateConfig
 from specgym.runs.making import make_pool

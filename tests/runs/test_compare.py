@@ -5,8 +5,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from specgym.runs import compare as module
-from specgym.runs.board import Board
 from specgym.runs.cli import main
+from specgym.runs.tensorboard import Board
 
 CONTROLLERS = (
     "none",

@@ -5,14 +5,15 @@ import sys
 
 import pytest
 
-from specgym.engine.loading import BUILT_IN_POOLS, MIXTURE_POOL
 from specgym.engine.pool import DEFAULT_K_VALUES
-from specgym.runs import bench_configs, settings
-from specgym.runs.bench import BENCHES
+from specgym.engine.pools.loading import BUILT_IN_POOLS, MIXTURE_POOL
+from specgym.runs import settings
+from specgym.runs.bench import configs as bench_configs
+from specgym.runs.bench.command import BENCHES
 from specgym.runs.cli import COMMANDS, main
-from specgym.runs.peer_envs import RECIPES
-from specgym.runs.train_replay import AGENTS
-from specgym.runs.training_configs import SETTINGS
+from specgym.runs.peers.environments import RECIPES
+from specgym.runs.train.configs import SETTINGS
+from specgym.runs.train.offline import AGENTS
 
 HEAVY = {
     *("torch", "transformers", "stable_baselines3", "sb3_contrib", "matplotlib", "gymnasium"),

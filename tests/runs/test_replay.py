@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specgym.baselines.references import solve_references
-from specgym.envs.synthetic import synthetic_traces
-from specgym.envs.traces import save_traces
-from specgym.runs.candidates import changed
+from specgym.baselines.hindsight.references import solve_references
+from specgym.envs.replay.synthetic import synthetic_traces
+from specgym.envs.replay.traces import save_traces
 from specgym.runs.cli import main
 from specgym.runs.replay import paired, resamples
-from specgym.runs.yardstick import make_problem
+from specgym.runs.traces.yardstick import make_problem
+from specgym.runs.train.candidates import changed
 
 CONTROLLERS = "none,static:ngram@2,test-and-set,ucb"
 
@@ -98,7 +98,7 @@ def test_seen_requests_change_what_is_learnt_and_do_not_count(path, tmp_path):
 
 
 def test_an_estimate_of_the_best_causal_policy_is_a_row(path, traces, tmp_path, monkeypatch):
-    from specgym.runs import folds
+    from specgym.runs.train import cross_validation as folds
 
     agent = folds.find_agent("imitation")
     small = changed(

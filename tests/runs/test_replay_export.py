@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from specgym.agents.learned import LearnedController
 from specgym.agents.policy import load_policy, save_policy
-from specgym.agents.recipes import PolicyGradient, QLearning
+from specgym.agents.policy_controller import LearnedController
 from specgym.agents.sb3 import Pauses, export_policy, learn, make_model, prefer_fast_plans
+from specgym.agents.sb3_settings import PolicyGradient, QLearning
 from specgym.agents.sb3_vector import SB3Vector
-from specgym.envs.vector_replay import VectorReplay
+from specgym.envs.replay.vector_replay import VectorReplay
 
 SMALL = {"num_steps": 256, "num_envs": 8, "batch_size": 32, "hidden_size": 16}
 RECIPES = {

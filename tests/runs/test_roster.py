@@ -8,12 +8,11 @@ import pytest
 
 from specgym.engine.testing import tiny_pool, tiny_tokenizer
 from specgym.envs import SpecDecodeEnv
-from specgym.envs.library import TraceLibrary
-from specgym.envs.replay import ReplayEnv
-from specgym.envs.synthetic import synthetic_traces
+from specgym.envs.replay.library import TraceLibrary
+from specgym.envs.replay.replay_env import ReplayEnv
+from specgym.envs.replay.synthetic import synthetic_traces
 from specgym.envs.workloads import Request, Workload
-from specgym.runs.api import Engine
-from specgym.runs.bench_batch import ENDLESS
+from specgym.runs.bench.batch import ENDLESS
 from specgym.runs.cli import main
 from specgym.runs.controllers import (
     FACTORIES,
@@ -24,6 +23,7 @@ from specgym.runs.controllers import (
     split_wrapper,
 )
 from specgym.runs.replay import play
+from specgym.runs.text.engine_api import Engine
 
 PROMPTS = ("the cat sat on the mat, the cat sat", "one two one two", "x = f(x)\ny = f(")
 SPECS = (*FACTORIES, *(f"{name}:ucb" for name in WRAPPERS))

@@ -82,7 +82,7 @@ def test_a_table_that_fits_looks_as_ever():
 
 def test_every_table_of_the_commands_is_one_of_these():
     home = Path(tables.__file__).parent
-    for path in home.glob("*.py"):
+    for path in home.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "rich.table":
                 assert path.name == "tables.py", f"{path.name}: use NumberTable"

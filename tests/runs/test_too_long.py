@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specgym.envs.traces import load_traces
+from specgym.envs.replay.traces import load_traces
 from specgym.runs.cli import main
 
 

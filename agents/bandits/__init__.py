@@ -1,0 +1,1 @@
+"""Bandits over plans: indices, posteriors, exponential weights."""

@@ -1,0 +1,1 @@
+"""What controllers estimate: acceptance, seconds and expected tokens."""

@@ -1,0 +1,1 @@
+"""What was possible: recorded requests as decision problems, the oracle, regret."""

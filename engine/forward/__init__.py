@@ -1,0 +1,1 @@
+"""How one member computes: masked cache, fused layers, experts, captured graphs."""

@@ -1,0 +1,1 @@
+"""Making drafters: the target writes texts, students and EAGLE heads learn from them."""

@@ -1,0 +1,1 @@
+"""``specgym bench``: timings as ratios, measured side by side in one run."""

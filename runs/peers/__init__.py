@@ -1,0 +1,1 @@
+"""``specgym bench peers``: our engine against transformers, vLLM and llama.cpp."""

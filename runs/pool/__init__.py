@@ -1,0 +1,1 @@
+"""``specgym pool``: list, show, fetch or build pools."""

@@ -1,0 +1,1 @@
+"""Text out of a pool under a controller: for scripts, for transformers, for the terminal."""

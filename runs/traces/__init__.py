@@ -1,0 +1,1 @@
+"""Recording traces, checking them, and walking through them."""

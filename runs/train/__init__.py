@@ -1,0 +1,1 @@
+"""Training: on the live engine, on recorded traces, cross-validated, searched."""
