@@ -1,11 +1,12 @@
-# make demo | test | check | bench | gpu-check | architectures | wheel: each sets up what it needs.
+# make demo | test | test-avx2 | check | bench | gpu-check | architectures | wheel: each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine envs agents baselines runs
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test check lint types bench gpu-check architectures wheel clean
+.PHONY: demo test test-avx2 check lint types bench gpu-check architectures wheel clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -18,8 +19,13 @@ demo: $(INSTALLED)
 	$(BIN)/specgym compare --recipe demo
 	$(BIN)/specgym compare --recipe demo-moe
 
+# one process a core, each with one thread and, where a test needs them, real models
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# the engine's tests with the code of a processor that knows AVX2 and no more
+test-avx2: $(INSTALLED)
+	SPECGYM_CPU=x86-64-v3 $(BIN)/python -m pytest $(PARALLEL) tests/engine
 
 check: lint types test
 
