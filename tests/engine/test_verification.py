@@ -145,7 +145,7 @@ def test_residual_without_mass_falls_back_to_the_verifiers_law():
             [TemperatureLogitsWarper(0.7), TopKLogitsWarper(9), TopPLogitsWarper(0.8)],
         ),
     ],
-    ids=str,
+    ids=lambda each: f"{len(each)} warpers" if isinstance(each, list) else str(each),
 )
 def test_law_is_that_of_transformers_warpers(params, warpers):
     logits = torch.randn(200, 40, generator=torch.Generator().manual_seed(0)) * 2
