@@ -22,6 +22,11 @@ COMMANDS = {
     "pool": "list, show or fetch pools of models, or train drafters for one",
     "bench": "measure the engine against its peers",
 }
+ROOMS = {  # the other commands are modules of runs
+    "generate": "text.generate",
+    "record": "traces.record",
+    "search": "train.search",
+}
 USAGE = "usage: specgym [--version] COMMAND [options]    (specgym COMMAND --help)"
 
 
@@ -86,7 +91,7 @@ def run_command(command: str, arguments: list[str], console: Console) -> int:
         default = recipe_default(arguments, RECIPES, kind) if command == "compare" else None
         arguments = name_agent(arguments) if command == "search" else arguments
         config = parse(command, arguments, kind, default)
-        find("specgym.runs." + command, command)(config, console)
+        find("specgym.runs." + ROOMS.get(command, command), command)(config, console)
     return 0
 
 

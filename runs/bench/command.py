@@ -51,32 +51,32 @@ class Entry:
 
 BENCHES = {
     "batch": Entry(
-        "what batching gains, and what speculation adds at every batch size", "bench_batch"
+        "what batching gains, and what speculation adds at every batch size", "bench.batch"
     ),
     "decode": Entry(
         "plain decoding against transformers and the byte floor, and what the environment adds",
-        "bench_decode",
+        "bench.decode",
     ),
     "drafters": Entry(
-        "how often each drafter's first token is the target's, and its cost", "bench_drafters"
+        "how often each drafter's first token is the target's, and its cost", "bench.drafters"
     ),
     "footprint": Entry(
-        "memory, seconds of loading, and what two processes cost each other", "bench_footprint"
+        "memory, seconds of loading, and what two processes cost each other", "bench.footprint"
     ),
     "gpu": Entry(
         "captured forwards on a GPU: the eager results, every chain lossless, and the time",
-        "bench_gpu",
+        "bench.gpu",
     ),
-    "moe": Entry("what verifying costs a mixture of experts, and which static K pays", "bench_moe"),
+    "moe": Entry("what verifying costs a mixture of experts, and which static K pays", "bench.moe"),
     "peers": Entry(
-        "plain and speculative decoding against transformers, vLLM and llama.cpp", "bench_peers"
+        "plain and speculative decoding against transformers, vLLM and llama.cpp", "peers.bench"
     ),
     "replay": Entry(
-        "steps a second of recorded traces, one environment and thousands at once", "bench_replay"
+        "steps a second of recorded traces, one environment and thousands at once", "bench.replay"
     ),
     "soak": Entry(
         "thousands of requests through one engine: does memory grow, does anything fail",
-        "bench_soak",
+        "bench.soak",
     ),
 }
 USAGE = f"usage: specgym bench {' | '.join(BENCHES)} [options]"
