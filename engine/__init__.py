@@ -8,13 +8,14 @@ are first asked for, and the decoder itself never needs them.
 import importlib
 from typing import Any
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, probe_baseline, start
+from specgym.engine.decoding import decode_step, probe_baseline, start
 from specgym.engine.joining import join
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import Baseline, CountingClock, WallClock
-from specgym.engine.types import EngineFault, Plan, SamplingParams, StepResult
+from specgym.engine.types import DecodeRequest, EngineFault, Plan, SamplingParams, StepResult
 
 __all__ = [
     "Baseline",

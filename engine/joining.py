@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, check_stop, memory_of
+from specgym.engine.decoding import check_stop
+from specgym.engine.member_runs import Meter, ensure_prefilled
 from specgym.engine.pool import ModelPool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import Clock
+from specgym.engine.types import DecodeRequest
 
 
 def join(
@@ -44,7 +47,7 @@ def join(
     state.finish_reasons[row] = None if budget else state.limit_reason(row)
     try:
         if budget:
-            memory_of(state, pool.model(pool.target), Meter(clock))
+            ensure_prefilled(state, pool.model(pool.target), Meter(clock))
     except BaseException:
         state.finish_reasons[row] = "error"  # the row stays free
         for memory in state.memories.values():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.members import ModelMember, NGramMember
-from specgym.engine.types import Plan
-
-if TYPE_CHECKING:
-    from specgym.engine.decoding import DecodeRequest
+from specgym.engine.types import DecodeRequest, Plan
 
 Member = ModelMember | NGramMember | EagleMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)

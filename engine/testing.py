@@ -25,12 +25,13 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.joining import join
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, StepResult
+from specgym.engine.types import DecodeRequest, Plan, StepResult
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 SPECIAL_TOKENS = ("<unk>", "<eos>")

@@ -1,4 +1,4 @@
-"""The vocabulary of the engine: plans, proposals, verdicts, costs and what a step returns."""
+"""The vocabulary of the engine: plans, requests, proposals, verdicts, costs, step results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from specgym.engine.checks import check_whole, is_number, is_whole
+from specgym.engine.checks import (
+    check_stop_strings,
+    check_tokens,
+    check_whole,
+    is_number,
+    is_whole,
+)
 
 NO_SPECULATION_NAME = "none"
 
@@ -44,8 +50,21 @@ class Plan:
             )
 
     @property
+    def drafter(self) -> str | None:
+        """Name of the member that drafts; None without speculation."""
+        return self.chain[0] if self.k else None
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Names of the members that run after the draft, target last.
+
+        Without speculation this is the target alone: it runs as a verifier of nothing.
+        """
+        return self.chain[1:] or self.chain
+
+    @property
     def num_verifiers(self) -> int:
-        """Number of members that verify; 0 for no speculation."""
+        """Number of members that verify a draft; 0 for no speculation."""
         return len(self.chain) - 1
 
     @property
@@ -108,6 +127,43 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether tokens are the largest logits."""
         return self.temperature == 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeRequest:
+    """One request to decode.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        max_new_tokens: The token budget, kept to the token.
+        sampling: How logits become tokens; greedy by default.
+        eos_ids: Token ids that end the text (they are part of the output); None takes the pool's.
+        stop: Strings that end the text; the output ends with the token that completes one.
+
+    Raises:
+        ValueError: If a value is of another type, or out of range.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    eos_ids: frozenset[int] | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        as_given = {
+            "prompt": check_tokens("prompt", self.prompt),
+            "max_new_tokens": check_whole("max_new_tokens", self.max_new_tokens, 0),
+            "stop": check_stop_strings(self.stop),
+        }
+        for name, value in as_given.items():  # numpy's numbers become Python's
+            object.__setattr__(self, name, value)
+        if not self.prompt:
+            raise ValueError("prompt: must hold at least one token; got none")
+        if not isinstance(self.sampling, SamplingParams):
+            raise ValueError(f"sampling: must be SamplingParams(...); got {self.sampling!r}")
+        if self.eos_ids is not None:
+            object.__setattr__(self, "eos_ids", frozenset(check_tokens("eos_ids", self.eos_ids)))
 
 
 class Proposal(NamedTuple):

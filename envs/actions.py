@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specgym.engine.decoding import DecodeState
+from specgym.engine.state import DecodeState
 from specgym.engine.types import Plan
 from specgym.envs.pool_spec import Layout
 
@@ -55,7 +55,7 @@ class ActionTable:
         return self.index_by_plan[plan]
 
     def mask(self, state: DecodeState) -> np.ndarray:
-        """Which actions can run now, [n] bool: the rule of the engine's ``executable``."""
+        """Which actions can run now, [n] bool: the rule of the engine's ``feasible_plan``."""
         remaining, longest = sizes(state)
         if self.most_tokens <= remaining and longest + self.most_tokens <= self.least_context:
             return self.everything.copy()  # nearly always, and ten times as fast

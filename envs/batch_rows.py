@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, start
+from specgym.engine.decoding import start
 from specgym.engine.joining import join
 from specgym.engine.pool import ModelPool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import Clock
-from specgym.engine.types import SamplingParams, StepResult
+from specgym.engine.types import DecodeRequest, SamplingParams, StepResult
 from specgym.envs.workloads import Request, Workload
 
 

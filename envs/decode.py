@@ -13,17 +13,12 @@ import numpy as np
 import torch
 
 from specgym.engine.checks import check_flag, check_stop_strings, check_text
-from specgym.engine.decoding import (
-    DecodeRequest,
-    DecodeState,
-    decode_step,
-    probe_baseline,
-    start,
-)
+from specgym.engine.decoding import decode_step, probe_baseline, start
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.pools.loading import load_pool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
-from specgym.engine.types import Plan, SamplingParams, StepResult
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams, StepResult
 from specgym.envs.actions import ActionTable
 from specgym.envs.arguments import check_chains, check_counts, check_k_values, check_kinds
 from specgym.envs.batch_rows import Rows
@@ -285,10 +280,15 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         plan = self.table.plans[int(action) if allowed else 0]
         baseline_seconds = self.baseline.seconds(self.state.kv_length)
         baseline_seconds /= self.state.num_active
-        self.schedule_divergence(plan)
         known = {"request_id": self.request_id, "asked_action": int(action)}
         try:
-            result = decode_step(self.pool, self.state, plan, self.clock)
+            result = decode_step(
+                self.pool,
+                self.state,
+                plan,
+                self.clock,
+                measure_divergence=self.is_divergence_due(plan),
+            )
         except Exception as error:  # whatever it is, the step reports it
             return self.fault(error, 0.0, {**known, "action_mask": self.action_masks()})
         if result.executed.k:
@@ -369,13 +369,10 @@ class SpecDecodeEnv(gym.Env[np.ndarray, np.int64]):
         assert self.request is not None
         return self.request.id if isinstance(self.request, Request) else GIVEN
 
-    def schedule_divergence(self, plan: Plan) -> None:
-        """Has D_TV measured in a chain's first and every n-th step, where that was asked for."""
-        assert self.state is not None
+    def is_divergence_due(self, plan: Plan) -> bool:
+        """Return whether to measure D_TV: in a chain's first and every n-th step, if asked for."""
         is_asked = plan.k > 0 and self.divergence_every > 0
-        self.state.measure_divergence = (
-            is_asked and self.num_speculative[plan.chain] % self.divergence_every == 0
-        )
+        return is_asked and self.num_speculative[plan.chain] % self.divergence_every == 0
 
     def refresh_baseline(self, state: DecodeState, length: int) -> None:
         """Probes the baseline at this KV length when that is due; charged to nobody."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specgym.engine.decoding import DecodeState
+from specgym.engine.state import DecodeState
 from specgym.engine.types import StepResult
 from specgym.envs.features import feature_table
 from specgym.envs.pool_spec import Layout

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specgym.engine.decoding import DecodeRequest
+from specgym.engine.types import DecodeRequest
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.replay.replay_env import ReplayEnv
 from specgym.envs.workloads import Request

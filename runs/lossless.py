@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from specgym.engine.decoding import DecodeRequest, start
+from specgym.engine.decoding import start
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import WallClock
-from specgym.engine.types import common_prefix
+from specgym.engine.types import DecodeRequest, common_prefix
 from specgym.envs.workloads import Request
 from specgym.runs.loop import RequestRecord
 

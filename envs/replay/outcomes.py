@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from specgym.engine.decoding import KV_ROUNDING
+from specgym.engine.state import KV_ROUNDING
 from specgym.engine.types import Plan
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import CostTable

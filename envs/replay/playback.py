@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from specgym.engine.decoding import PREFILL_CHUNK
+from specgym.engine.member_runs import PREFILL_CHUNK
 from specgym.engine.types import ForwardCost, Plan, StepResult
 from specgym.envs.replay.library import TraceLibrary
 from specgym.envs.replay.traces import Trace

@@ -18,23 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specgym.engine.decoding import (
-    DecodeRequest,
-    DecodeState,
-    Meter,
-    best_tokens,
-    commit,
-    draft_lookup,
-    draft_model,
-    finish_reason,
-    score,
-    start,
-)
+from specgym.engine.decoding import commit, finish_reason, start
+from specgym.engine.drafting import draft
 from specgym.engine.expert_paths import Branch, visited_experts
-from specgym.engine.members import NGramMember
+from specgym.engine.member_runs import Meter, best_tokens, score
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
-from specgym.engine.types import Proposal, common_prefix
+from specgym.engine.types import DecodeRequest, Plan, Proposal, common_prefix
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.traces import Trace
 from specgym.envs.text_features import token_classes
@@ -126,7 +116,6 @@ class Walk:
         self.meter = Meter(recorder.clock)
         endless = dataclasses.replace(request, eos_ids=frozenset(), stop=())
         self.state = start(self.pool, [endless], recorder.clock, exact=recorder.exact)
-        self.state.measure_divergence = True
         self.sights: list[Sight] = []
         self.target_logits: list[torch.Tensor] = []
         self.end: int | None = None
@@ -145,14 +134,16 @@ class Walk:
             elif self.state.num_generated(0) >= self.end + self.layout.max_proposed:
                 break
             self.step()
-            reason = end_reason(self.pool, self.request, self.state)
+            reason = finish_reason(
+                self.pool, self.request, self.state.tokens[0], self.state.budgets[0]
+            )
             if self.end is None and reason:
                 self.end, self.finish_reason = self.state.num_generated(0), reason
 
     def step(self) -> None:
         """One token of plain decoding."""
         target = self.pool.target
-        logits_BTV, firsts = score(self.pool, self.state, target, [Proposal()], self.meter)
+        logits_BTV, firsts = score(self.state, target, [Proposal()], self.meter)
         row_V = logits_BTV[0, firsts[0]]
         token = best_tokens(row_V[None], target, self.state.memories[target])[0]
         self.target_logits.append(row_V.clone())
@@ -179,13 +170,12 @@ class Walk:
 
     def draft(self, name: str) -> tuple[Proposal, float]:
         """A drafter's proposal and its entropy."""
-        member, state = self.pool.members[name], self.state
+        state = self.state
         k = min(self.recorder.max_k, state.num_remaining(0) - 1)  # as many as a plan may here
         if k < 1 or not self.has_room(name, k):
             return Proposal(), 0.0
-        if isinstance(member, NGramMember):
-            return draft_lookup(state, member, k)[0], 0.0
-        [proposal], entropy = draft_model(state, member, k, self.meter)
+        plan = Plan((name, self.pool.target), k)
+        [proposal], entropy = draft(state, plan, self.meter, keep_logits=True)
         self.forget(name)
         return proposal, entropy
 
@@ -197,9 +187,7 @@ class Walk:
             if not below.path or not self.has_room(name, len(below.path)):
                 levels.append(Level((), None))
                 continue
-            logits_BTV, firsts = score(
-                self.pool, self.state, name, [Proposal(below.path)], self.meter
-            )
+            logits_BTV, firsts = score(self.state, name, [Proposal(below.path)], self.meter)
             rows_NV = logits_BTV[0, firsts[0] : firsts[0] + len(below.path) + 1]
             best = best_tokens(rows_NV, name, self.state.memories[name])
             self.forget(name)
@@ -208,9 +196,10 @@ class Walk:
         return levels
 
     def forget(self, name: str) -> None:
-        """Rolls a member back to the committed text, whose last token stays pending."""
-        memory = self.state.memories[name]
-        memory.keep([min(memory.num_valid(0), len(self.state.tokens[0]) - 1)])
+        """Roll a member's cache back to the committed text without its last token."""
+        memory = self.state.memories.get(name)
+        if memory is not None:
+            memory.keep([min(memory.num_valid(0), len(self.state.tokens[0]) - 1)])
 
     def tables(self) -> dict[str, np.ndarray]:
         """The arrays of the trace that come from the walk."""
@@ -269,15 +258,6 @@ class Walk:
             unique[position, index, : len(counts)] = counts
             unique[position, index, len(counts) :] = counts[-1]
         return unique
-
-
-def end_reason(pool: ModelPool, request: DecodeRequest, state: DecodeState) -> str | None:
-    """Why the request ends with the last token, by its own rules."""
-    held, state.requests = state.requests, [request]
-    try:
-        return finish_reason(state, 0, state.tokens[0][-1])
-    finally:
-        state.requests = held
 
 
 def distances(below: Level, above: Level, matched: int) -> np.ndarray:

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from specgym.engine.decoding import DecodeRequest, start
+from specgym.engine.decoding import start
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import parse_pool
 from specgym.engine.pools.sources import load_source
 from specgym.engine.timing import Baseline, WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload, get_workload
 from specgym.runs.bench.bandwidth import MemoryReader

@@ -10,10 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, Meter, decode_step, draft, start
+from specgym.engine.decoding import decode_step, start
+from specgym.engine.drafting import draft
+from specgym.engine.member_runs import Meter
 from specgym.engine.pool import ModelPool
+from specgym.engine.state import DecodeState
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.envs.prompt_room import describe_skipped, keep_fitting
 from specgym.envs.workloads import Request, get_workload, load_prompts
 from specgym.runs.bench.bandwidth import MemoryReader
@@ -183,7 +186,7 @@ def first_token(
     if len(state.tokens[0]) + 1 > pool.members[name].context_limit:
         return None
     meter = Meter(clock)
-    proposals, _ = draft(pool, state, Plan((name, pool.target), 1), meter)
+    proposals, _ = draft(state, Plan((name, pool.target), 1), meter)
     seconds += [cost.seconds for cost in meter.costs if not cost.num_catchup]
     tokens = proposals[0].tokens
     return tokens[0] if tokens else None

@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def decode(pool: ModelPool, exact: bool, tokens: int, seconds: float) -> dict[str, float]:
     """Tokens that were decoded, and the seconds from the end of the prefill on."""
-    from specgym.engine.decoding import DecodeRequest, decode_step, start
+    from specgym.engine.decoding import decode_step, start
     from specgym.engine.timing import WallClock
-    from specgym.engine.types import Plan
+    from specgym.engine.types import DecodeRequest, Plan
     from specgym.envs.workloads import get_workload
 
     clock, none = WallClock(pool.model(pool.target).device), Plan((pool.target,), 0)

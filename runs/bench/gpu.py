@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import EagerCapture, accelerate
 from specgym.engine.forward.graphs import GraphRunner
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, random_plans
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.runs.bench.command import Bench
 from specgym.runs.bench.configs import GpuBench
 from specgym.runs.bench.gpu_models import (

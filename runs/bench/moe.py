@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool, parse_pool
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.envs.workloads import Request, get_workload
 from specgym.runs.bench.bandwidth import MemoryReader
 from specgym.runs.bench.command import Bench

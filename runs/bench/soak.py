@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 from specgym.runs.bench.command import Bench
 from specgym.runs.bench.configs import SoakBench
 from specgym.runs.loop import StepError

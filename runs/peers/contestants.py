@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.lean_llama import widen
 from specgym.engine.members import NGramMember
 from specgym.engine.pool import ModelPool
@@ -21,7 +21,7 @@ from specgym.engine.pools.sources import LoadedModel, load_source
 from specgym.engine.pools.student_files import holds_student
 from specgym.engine.pools.students import load_student
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.runs.peers.environments import PeerError
 
 Prompt = tuple[int, ...]

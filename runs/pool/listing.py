@@ -7,15 +7,16 @@ import statistics
 
 from rich.console import Console
 
-from specgym.engine.decoding import DecodeRequest, Meter, decode_step, probe_baseline, start
+from specgym.engine.decoding import decode_step, probe_baseline, start
 from specgym.engine.eagle_member import EagleMember, EagleMemory
+from specgym.engine.member_runs import Meter
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.drafters import drafter_folder
 from specgym.engine.pools.loading import BUILT_IN_POOLS, parse_pool
 from specgym.engine.pools.sources import fetch_smollm2, is_local
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.envs.workloads import get_workload
 from specgym.runs.configs import FetchConfig
 from specgym.runs.making import make_pool

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from specgym.engine.checks import check_flag, check_stop_strings, check_text, check_whole
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.timing import Clock
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 from specgym.envs.arguments import check_chains, check_k_values
 from specgym.envs.decode import make_clock
 from specgym.runs.loop import Controller, StepError

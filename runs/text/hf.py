@@ -20,9 +20,8 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 from specgym.runs.loop import Controller
 from specgym.runs.settings import DEFAULT_CONTROLLER
 from specgym.runs.text.hf_options import (

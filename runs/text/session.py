@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.timing import Clock
+from specgym.engine.types import DecodeRequest
 from specgym.envs.decode import SpecDecodeEnv
 from specgym.envs.workloads import Request, Workload
 from specgym.runs.controllers import make_controller

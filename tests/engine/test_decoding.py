@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, probe_baseline, start
+from specgym.engine.decoding import decode_step, probe_baseline, start
 from specgym.engine.testing import decode, random_plans, table_pool, tiny_pool
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams
 
 PROMPT = (1, 2, 3, 4, 1, 2, 3)
 THREE = ("draft", "mid", "target")
@@ -145,11 +145,10 @@ def test_divergence_is_the_mean_distance_up_to_the_first_rejection(temperature):
     request = DecodeRequest((1, 2), 40, SamplingParams(temperature))
     state, clock = start(pool, [request], CountingClock()), CountingClock()
     assert decode_step(pool, state, Plan(THREE, 3), clock).divergence == {}
-    state.measure_divergence = True
     num_rejected = 0
     while state.num_remaining(0) > 5:
         last = state.tokens[0][-1]
-        result = decode_step(pool, state, Plan(THREE, 3), clock)
+        result = decode_step(pool, state, Plan(THREE, 3), clock, measure_divergence=True)
         assert list(result.divergence) == ["draft>mid", "mid>target"]
         assert all(0 <= value <= 1 for value in result.divergence.values())
         if result.accepted_per_level[0] == 0:
@@ -166,8 +165,8 @@ def test_divergence_of_prompt_lookup_is_what_the_target_gives_to_other_tokens():
     target = torch.randn(9, 9, generator=torch.Generator().manual_seed(1))
     pool = table_pool([target])
     state = start(pool, [DecodeRequest((1, 2, 1), 20)], CountingClock())
-    state.measure_divergence = True
-    result = decode_step(pool, state, Plan(("ngram", "target"), 1), CountingClock())
+    plan = Plan(("ngram", "target"), 1)
+    result = decode_step(pool, state, plan, CountingClock(), measure_divergence=True)
     expected = 1 - float(target[1].softmax(-1)[2])
     assert result.divergence == {"ngram>target": pytest.approx(expected, abs=1e-6)}
 
@@ -178,9 +177,8 @@ def test_measuring_divergence_changes_no_token(pool, temperature):
     outputs = []
     for measured in (False, True):
         state, clock = start(pool, [request], CountingClock()), CountingClock()
-        state.measure_divergence = measured
         while not state.is_finished:
-            decode_step(pool, state, Plan(THREE, 3), clock)
+            decode_step(pool, state, Plan(THREE, 3), clock, measure_divergence=measured)
         outputs.append(state.output())
     assert outputs[0] == outputs[1]
 

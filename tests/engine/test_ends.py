@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, start
+from specgym.engine.decoding import start
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import (
@@ -16,7 +16,7 @@ from specgym.engine.testing import (
     tiny_tokenizer,
 )
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 CYCLE = 16  # the counting models say (i + 1) % CYCLE after i
 CHAINS = tiny_pool().chains

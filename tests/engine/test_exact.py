@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama, tiny_pool
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 BUDGET = 48
 PROMPTS = ((9,), (1, 2, 3, 1, 2, 3, 1), tuple(range(60, 0, -1)))

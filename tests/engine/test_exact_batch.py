@@ -5,10 +5,11 @@ import random
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.eagle_member import EagleMemory
 from specgym.engine.joining import join
 from specgym.engine.timing import CountingClock
+from specgym.engine.types import DecodeRequest
 
 REQUEST = DecodeRequest((1, 2, 3, 1, 2, 3, 1), 40)
 ROW_TOKENS = 80

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.joining import join
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import decode, serve, tiny_pool
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams
 
 VOCAB, ROW_TOKENS = 61, 56
 FORMS = [(lean, exact) for lean in (True, False) for exact in (True, False)]

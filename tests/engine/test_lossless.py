@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_pool
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 VOCAB = 61
 K_VALUES = range(1, 9)

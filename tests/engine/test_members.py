@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import TableLM, decode, perturbed, table_pool, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import EngineFault, Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, EngineFault, Plan, SamplingParams
 
 PROMPT = (1, 2, 3, 4, 1, 2, 3)
 

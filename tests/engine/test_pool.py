@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import eos_ids_of, load_pool, parse_pool
 from specgym.engine.testing import TableLM, decode, table_pool, tiny_pool, tiny_tokenizer
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 
 def member(name):

@@ -3,12 +3,11 @@
 import torch
 import transformers
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.cache_layers import MaskedLayer
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 VOCAB, BUDGET = 61, 24
 PROMPT = (17, 3, 44, 8, 25, 17, 3, 51, 30)

@@ -6,13 +6,13 @@ import transformers
 from torch import nn
 
 from specgym.engine.compiled.llama import why_not_compiled
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.lean_families import is_lean
 from specgym.engine.forward.linears import replace_linears
 from specgym.engine.members import ModelMember
 from specgym.engine.pools.checkpoints import load_folder
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama
+from specgym.engine.types import DecodeRequest
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import EngineFault, Plan
+from specgym.engine.types import DecodeRequest, EngineFault, Plan
 
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)
 PLAN = Plan(("draft", "mid", "target"), 3)

@@ -5,12 +5,12 @@ import collections
 import pytest
 
 from specgym.engine import decoding
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, SamplingParams, common_prefix
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams, common_prefix
 
 PROMPT = (1, 2, 3, 4, 1, 2, 3)
 CHAINS = tiny_pool().chains
@@ -49,8 +49,8 @@ def drafts(monkeypatch):
     """Tokens every step's drafter proposed, per row."""
     proposed, draft = [], decoding.draft
 
-    def watched(*args):
-        proposals, entropy = draft(*args)
+    def watched(*args, **options):
+        proposals, entropy = draft(*args, **options)
         proposed.append([proposal.tokens for proposal in proposals])
         return proposals, entropy
 
@@ -114,8 +114,8 @@ def test_rejections_at_every_slot_leave_exact_lengths(monkeypatch, copies, chain
     """A drafter that is right but for its last tokens: the lengths, spelled out per level."""
     draft = decoding.draft
 
-    def spoiled(pool, state, plan, meter):
-        proposals, entropy = draft(pool, state, plan, meter)
+    def spoiled(state, plan, meter, **options):
+        proposals, entropy = draft(state, plan, meter, **options)
         tokens = proposals[0].tokens
         keep = len(tokens) - num_rejected
         wrong = tuple((token + 1) % 61 for token in tokens[keep:])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specgym.engine import decoding
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.testing import (
     chi_square,
     decode,
@@ -19,7 +19,7 @@ from specgym.engine.testing import (
     tiny_pool,
 )
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan, Proposal, SamplingParams, Verdict
+from specgym.engine.types import DecodeRequest, Plan, Proposal, SamplingParams, Verdict
 from specgym.engine.verification import accept_sampling, law
 
 VOCAB, NUM_TOKENS, NUM_ROWS = 5, 3, 600

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.testing import (
     chi_square,
     decode,
@@ -14,6 +13,7 @@ from specgym.engine.testing import (
     tiny_pool,
     tiny_tokenizer,
 )
+from specgym.engine.types import DecodeRequest
 
 LAW = [0.4, 0.3, 0.2, 0.1]
 

@@ -6,12 +6,12 @@ import time
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import EagerCapture
 from specgym.engine.forward.graphs import GraphRunner
 from specgym.engine.testing import random_plans, tiny_pool
 from specgym.engine.timing import Baseline, Clock, CountingClock, WallClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 
 def timeline(pool, seed, clock):

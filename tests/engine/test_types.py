@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specgym.engine.decoding import DecodeRequest
-from specgym.engine.types import ForwardCost, Plan, SamplingParams, StepResult
+from specgym.engine.types import DecodeRequest, ForwardCost, Plan, SamplingParams, StepResult
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import tiny_pool, tiny_tokenizer
 from specgym.engine.timing import CountingClock
+from specgym.engine.types import DecodeRequest
 from specgym.envs import SpecDecodeEnv
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import ROLES, CostTable

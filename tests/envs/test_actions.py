@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.engine.decoding import DecodeRequest, DecodeState, executable
-from specgym.engine.types import Plan
+from specgym.engine.decoding import feasible_plan
+from specgym.engine.state import DecodeState
+from specgym.engine.types import DecodeRequest, Plan
 from specgym.envs.actions import ActionTable
 from specgym.envs.pool_spec import Layout
 
@@ -45,7 +46,7 @@ def test_the_mask_is_the_rule_of_the_engine_for_every_plan(pools, index, rows):
     if state.is_finished:
         assert np.flatnonzero(mask).tolist() == [0]
         return
-    runs = [executable(pool, state, plan)[0] == plan for plan in table.plans]
+    runs = [feasible_plan(pool, state, plan)[0] == plan for plan in table.plans]
     assert mask.tolist() == runs == [table.allows(state, i) for i in range(len(table))]
 
 

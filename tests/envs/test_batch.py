@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from specgym.baselines.rows import per_row
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.testing import decode
+from specgym.engine.types import DecodeRequest
 from specgym.envs import decode as module
 
 EXACT = [True, False]

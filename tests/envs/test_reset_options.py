@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specgym.engine.decoding import DecodeRequest
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 
 # Reset
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 import transformers
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "architectures.md"
 INTRODUCTION = """# Architectures

@@ -6,11 +6,10 @@ import random
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.members import ModelMember
 from specgym.engine.testing import decode, tiny_llama, tiny_pool
-from specgym.engine.types import common_prefix
+from specgym.engine.types import DecodeRequest, common_prefix
 
 VOCAB = 61
 NUM_DRAFTED = 3

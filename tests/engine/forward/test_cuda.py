@@ -5,14 +5,14 @@ import logging
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import CudaCapture, accelerate, no_waiting
 from specgym.engine.forward.graphs import GraphRunner
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama
 from specgym.engine.timing import WallClock
-from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams
 
 pytestmark = pytest.mark.gpu
 PROMPT = (5, 9, 2, 7, 9, 2, 7)

@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
 from specgym.engine.forward.lean_llama import fold_mask, widen
@@ -16,7 +15,7 @@ from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
-from specgym.engine.types import Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, Plan, SamplingParams
 
 VOCAB, BUDGET, NUM_LAYERS = 61, 40, 6
 PROMPTS = ((9,), (1, 2, 3, 1, 2, 3, 1), tuple(range(60, 0, -1)))

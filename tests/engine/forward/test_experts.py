@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from specgym.engine.decoding import DecodeRequest, decode_step, start
+from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.experts import (
     IMPLEMENTATION,
     ExpertBank,
@@ -20,7 +20,7 @@ from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import Plan
+from specgym.engine.types import DecodeRequest, Plan
 
 COMMON = {
     "vocab_size": 61,

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.eagle import save_eagle
 from specgym.engine.members import ModelMember
 from specgym.engine.pools.checkpoints import hash_weights
@@ -16,6 +15,7 @@ from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokeni
 from specgym.engine.timing import CountingClock
 from specgym.engine.training.eagle import init_eagle
 from specgym.engine.training.students import make_mid, make_small
+from specgym.engine.types import DecodeRequest
 
 LAYERS, RANK, TAPS = [0, 2, 5], 3, (1, 3, 5)
 TARGET_FINGERPRINT = "a6f067acf0190734b513cdd38dd382c689644153d8cb03deecef0d78108c75ab"

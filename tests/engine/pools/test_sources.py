@@ -18,7 +18,6 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specgym.engine.cache_folder import cache_folder
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools import sources
@@ -32,6 +31,7 @@ from specgym.engine.pools.sources import (
     load_source,
 )
 from specgym.engine.testing import decode
+from specgym.engine.types import DecodeRequest
 
 HIDDEN, MLP, NUM_LAYERS = 32, 48, 2
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.lean_families import is_lean
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
@@ -22,6 +21,7 @@ from specgym.engine.pools.students import (
 from specgym.engine.testing import decode, tiny_llama
 from specgym.engine.training.fitting import Batch
 from specgym.engine.training.students import LowRankLinear, StudentTrainee, make_mid, make_small
+from specgym.engine.types import DecodeRequest
 
 VOCAB, RANK, LAYERS = 61, 3, [0, 2, 5]
 IDS = torch.arange(0, VOCAB, 2)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.members import ModelMember
 from specgym.engine.pools.loading import load_pool, parse_pool
 from specgym.engine.pools.sources import is_local, load_source
 from specgym.engine.pools.upcycling import Upcycling, parse_upcycling, upcycle
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer
+from specgym.engine.types import DecodeRequest
 
 PROMPT = tuple(range(3, 43))
 FEW_ROWS = 8

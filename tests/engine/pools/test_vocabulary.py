@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from specgym.engine.decoding import DecodeRequest, best_tokens, start
+from specgym.engine.decoding import start
+from specgym.engine.member_runs import best_tokens
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
@@ -21,7 +22,7 @@ from specgym.engine.testing import (
     tiny_tokenizer,
 )
 from specgym.engine.timing import CountingClock
-from specgym.engine.types import EngineFault, Plan, SamplingParams
+from specgym.engine.types import DecodeRequest, EngineFault, Plan, SamplingParams
 
 VOCAB, PADS = 12, 64
 PLANS = [Plan(("draft", "target"), 4), Plan(("draft", "mid", "target"), 3), Plan(("target",), 0)]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.lean_llama import LeanLlama
 from specgym.engine.members import ModelMember, NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, tiny_llama
 from specgym.engine.training.text_writer import BatchGenerator, Job, draw
+from specgym.engine.types import DecodeRequest
 
 TAPS, NUM_SLOTS = (1, 2), 96
 START = [7, 3, 50, 2]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleCheckpoint
 from specgym.engine.members import ModelMember, NGramMember
@@ -16,7 +15,7 @@ from specgym.engine.pool import ModelPool
 from specgym.engine.testing import perturbed, tiny_llama, tiny_tokenizer
 from specgym.engine.timing import CountingClock
 from specgym.engine.training.eagle import init_eagle
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 from specgym.envs import SpecDecodeEnv
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import fit_costs

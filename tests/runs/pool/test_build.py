@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.forward.eagle import load_eagle
 from specgym.engine.pools.checkpoints import hash_weights
 from specgym.engine.pools.loading import load_pool
@@ -25,6 +24,7 @@ from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokeni
 from specgym.engine.training.corpus import Corpus
 from specgym.engine.training.eagle import EagleTrainee
 from specgym.engine.training.fitting import measure
+from specgym.engine.types import DecodeRequest
 from specgym.runs.cli import main
 from specgym.runs.pool import build
 from specgym.runs.run_folder import LOCK_FILE, one_writer

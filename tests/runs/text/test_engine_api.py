@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import specgym.engine
-from specgym.engine.decoding import DecodeRequest
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, tiny_pool, tiny_tokenizer
-from specgym.engine.types import SamplingParams
+from specgym.engine.types import DecodeRequest, SamplingParams
 from specgym.runs.controllers import make_controller
 from specgym.runs.loop import StepError
 from specgym.runs.text.engine_api import Engine
