@@ -10,7 +10,8 @@ from typing import Any
 
 from specgym.engine.decoding import decode_step, probe_baseline, start
 from specgym.engine.joining import join
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.state import DecodeState

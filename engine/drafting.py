@@ -14,13 +14,12 @@ from specgym.engine.forward.transfer import to_device
 from specgym.engine.member_runs import (
     FAULTY,
     Meter,
-    NeuralMember,
     best_tokens,
     catch_up,
     ensure_prefilled,
     mark_faults,
 )
-from specgym.engine.members import ModelMember, NGramIndex, NGramMember
+from specgym.engine.members.protocol import LookupMember, NeuralMember, has_kv, looks_up
 from specgym.engine.state import DecodeState
 from specgym.engine.types import Plan, Proposal
 from specgym.engine.verification import law, sample
@@ -47,31 +46,24 @@ def draft(
     if plan.drafter is None:
         return [Proposal()] * state.batch_size, 0.0
     member = state.pool.members[plan.drafter]
-    if isinstance(member, NGramMember):
-        return draft_lookup(state, member, plan.k), 0.0
-    return draft_model(state, member, plan.k, meter, keep_logits=keep_logits)
+    if has_kv(member):
+        return draft_neural(state, member, plan.k, meter, keep_logits=keep_logits)
+    assert looks_up(member)
+    return draft_lookup(state, member, plan.k), 0.0
 
 
-def draft_lookup(state: DecodeState, member: NGramMember, k: int) -> list[Proposal]:
+def draft_lookup(state: DecodeState, member: LookupMember, k: int) -> list[Proposal]:
     """Draft from each row's committed text alone."""
-    indices = indices_of(state, member)
+    if member.name not in state.indices:
+        state.indices[member.name] = [member.new_memory() for _ in state.tokens]
+    memories = state.indices[member.name]
     return [
-        Proposal(member.propose(index, tokens, k)) if state.is_active(row) else Proposal()
-        for row, (index, tokens) in enumerate(zip(indices, state.tokens, strict=True))
+        Proposal(member.propose(memory, tokens, k)) if state.is_active(row) else Proposal()
+        for row, (memory, tokens) in enumerate(zip(memories, state.tokens, strict=True))
     ]
 
 
-def indices_of(state: DecodeState, member: NGramMember) -> list[NGramIndex]:
-    """Return the member's index of every row, up to date with the committed tokens."""
-    if member.name not in state.indices:
-        state.indices[member.name] = [member.new_memory() for _ in state.tokens]
-    indices = state.indices[member.name]
-    for index, tokens in zip(indices, state.tokens, strict=True):
-        index.extend(tokens)
-    return indices
-
-
-def draft_model(
+def draft_neural(
     state: DecodeState, member: NeuralMember, k: int, meter: Meter, *, keep_logits: bool = False
 ) -> tuple[list[Proposal], float]:
     """Draft with a model or a head, one forward per token.
@@ -153,7 +145,7 @@ def draft_on_host(run: DraftRun, k: int, *, keep_logits: bool) -> tuple[list[Pro
             if keep_logits:
                 kept[row].append(logits_BV[row])
         run.feed_next([tokens[-1:] for tokens in drawn])
-        if not run.memory.keeps_drafts:  # what is dropped again may have shapes of its own
+        if not run.member.traits.keeps_drafts:  # what is dropped again may have shapes of its own
             run.width = None
     run.memory.drop_guesses()
     return [
@@ -163,9 +155,8 @@ def draft_on_host(run: DraftRun, k: int, *, keep_logits: bool) -> tuple[list[Pro
 
 
 def can_draft_on_device(run: DraftRun) -> bool:
-    """Return whether drawn tokens can stay on the device: a model on CUDA that drafts greedily."""
-    is_model = run.member.device.type == "cuda" and isinstance(run.member, ModelMember)
-    return is_model and run.is_greedy
+    """Return whether drawn tokens can stay on the device: on CUDA, where no row samples."""
+    return run.member.device.type == "cuda" and run.member.takes_drawn and run.is_greedy
 
 
 def draft_on_device(run: DraftRun, k: int, *, keep_logits: bool) -> tuple[list[Proposal], float]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specgym.engine.forward.cache import MaskedKVCache
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 
 ROWS = 256  # of a forward: wide enough that reading weights no longer counts
 

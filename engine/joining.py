@@ -38,8 +38,8 @@ def join(
     state.check_room(len(request.prompt) + budget)
     for memory in state.memories.values():
         memory.forget(row)
-    for indices in state.indices.values():
-        indices[row] = indices[row].fresh()
+    for name, indices in state.indices.items():
+        indices[row] = pool.lookup(name).new_memory()
     state.requests[row] = request
     state.tokens[row] = list(request.prompt)
     state.budgets[row] = budget

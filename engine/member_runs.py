@@ -7,23 +7,20 @@ that they fit into the same forward (``catch_up``).
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.forward.experts import count_unique
-from specgym.engine.members import ModelMember
+from specgym.engine.members.protocol import NeuralMember, reads_target
 from specgym.engine.state import DecodeState
 from specgym.engine.timing import Clock
 from specgym.engine.types import EngineFault, ForwardCost, Proposal
 
-NeuralMember = ModelMember | EagleMember
 PREFILL_CHUNK = 512  # tokens of a prefill forward at most
 HALVES = (torch.bfloat16, torch.float16)
 FAULTY = -1  # stands for a token whose logits are not finite
@@ -57,21 +54,17 @@ class Meter:
     ) -> torch.Tensor | None:
         """Run a member's forward and time it; catch-up forwards return no logits.
 
-        ``drawn_B`` is for models alone, see ``ModelMember.forward``.
-
         Raises:
             EngineFault: If the device has no memory for it.
         """
         before, started = member.setup_seconds, self.clock.stamp()
         need_logits = role != "catchup"
         width = num_rows or max(map(len, fed))
-        forward: Callable[..., torch.Tensor | None] = member.forward
+        options: dict[str, Any] = {"need_logits": need_logits, "last_only": role == "draft"}
         if drawn_B is not None:
-            forward = functools.partial(forward, drawn_B=drawn_B)
+            options["drawn_B"] = drawn_B
         try:
-            logits = forward(
-                memory, fed, num_rows, need_logits=need_logits, last_only=role == "draft"
-            )
+            logits = member.forward(memory, fed, num_rows, **options)
         except torch.OutOfMemoryError as error:
             raise EngineFault(
                 f"member {member.name!r}: out of memory in a {role} forward of {len(fed)} x "
@@ -97,8 +90,9 @@ def ensure_prefilled(state: DecodeState, member: NeuralMember, meter: Meter) -> 
         memory = member.new_memory(
             state.batch_size, state.num_slots, kv_length, aligned=state.exact
         )
-        if isinstance(memory, EagleMemory):
-            memory.source = ensure_prefilled(state, state.pool.model(state.pool.target), meter)
+        if reads_target(member):
+            target = state.pool.model(state.pool.target)
+            member.attach(memory, ensure_prefilled(state, target, meter))
         state.memories[member.name] = memory
     for row in state.active_rows:
         prefill(state, member, memory, row, meter)

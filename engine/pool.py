@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from specgym.engine.eagle_member import EagleMember
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.protocol import (
+    HeadMember,
+    LookupMember,
+    Member,
+    NeuralMember,
+    has_kv,
+    looks_up,
+    reads_target,
+)
 from specgym.engine.types import DecodeRequest, Plan
 
-Member = ModelMember | NGramMember | EagleMember
 DEFAULT_K_VALUES = (1, 2, 3, 4, 6)
 WINDOW_ROUNDING = 8
 
@@ -45,7 +52,7 @@ class ModelPool:
         name: str = "custom",
         fingerprints: Mapping[str, str] | None = None,
     ):
-        self.members = {member.name: member for member in members}
+        self.members: dict[str, Member] = {member.name: member for member in members}
         self.target = target
         self.name = name
         self.tokenizer = tokenizer
@@ -56,14 +63,14 @@ class ModelPool:
             raise ValueError(
                 f"members: names must differ; got {[member.name for member in members]}"
             )
-        if not isinstance(self.members.get(target), ModelMember):
+        if target not in self.members or not self.members[target].traits.can_verify:
             raise ValueError(
                 f"members: one must be the target model {target!r}; got {list(self.members)}"
             )
         wanted_chains = self.default_chains() if chains is None else chains
         self.chains = tuple(self.check_chain(chain) for chain in wanted_chains)
-        check_vocabularies([m for m in members if isinstance(m, ModelMember)])
-        heads = [m for m in members if isinstance(m, EagleMember) and self.is_ready(m.name)]
+        check_vocabularies([self.model(m.name) for m in members if m.traits.can_verify])
+        heads = [m for m in members if reads_target(m) and self.is_ready(m.name)]
         tap_target(self.model(target), heads)
         longest = max((len(chain) - 1 for chain in self.chains), default=1)
         wanted = max(self.k_values) + max(longest, 1)
@@ -79,7 +86,7 @@ class ModelPool:
         staged = [
             (first, middle, self.target)
             for first, middle in itertools.combinations(drafters, 2)
-            if self.members[middle].can_verify
+            if self.members[middle].traits.can_verify
         ]
         return [*((name, self.target) for name in drafters), *staged]
 
@@ -101,7 +108,7 @@ class ModelPool:
                 f"chain {text!r}: must run from a drafter to the target {self.target!r}, "
                 f"naming each member once"
             )
-        blind = [name for name in chain[1:] if not self.members[name].can_verify]
+        blind = [name for name in chain[1:] if not self.members[name].traits.can_verify]
         if blind:
             raise ValueError(f"chain {text!r}: {blind[0]!r} cannot verify; put it first")
         return tuple(chain)
@@ -145,14 +152,26 @@ class ModelPool:
             )
 
     def is_ready(self, name: str) -> bool:
-        """Whether a member can run: an EAGLE head can where some chain names it."""
+        """Return whether a member can run: a head on the target needs a chain that names it."""
         used = {member for chain in self.chains for member in chain}
-        return name in used or not isinstance(self.members[name], EagleMember)
+        return name in used or not self.members[name].traits.reads_target
 
     def model(self, name: str) -> ModelMember:
-        """The neural member with this name."""
+        """Return the model with this name: a member that can verify."""
         member = self.members[name]
-        assert isinstance(member, ModelMember)
+        assert member.traits.can_verify
+        return cast(ModelMember, member)
+
+    def neural(self, name: str) -> NeuralMember:
+        """Return the member of this name, which runs forwards."""
+        member = self.members[name]
+        assert has_kv(member)
+        return member
+
+    def lookup(self, name: str) -> LookupMember:
+        """Return the member of this name, which proposes from the text alone."""
+        member = self.members[name]
+        assert looks_up(member)
         return member
 
     def budget(self, request: DecodeRequest) -> int:
@@ -214,7 +233,7 @@ def check_k_values(k_values: Sequence[int]) -> tuple[int, ...]:
     return values
 
 
-def tap_target(target: ModelMember, heads: Sequence[EagleMember]) -> None:
+def tap_target(target: ModelMember, heads: Sequence[HeadMember]) -> None:
     """Has the target keep the features that the heads on it read."""
     target.tap(tuple(sorted({tap for head in heads for tap in head.taps})))
     for head in heads:

@@ -27,7 +27,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.joining import join
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.state import DecodeState
 from specgym.engine.timing import CountingClock

@@ -48,7 +48,7 @@ class Observer:
         self.pairs_of = {c: tuple(map(">".join, itertools.pairwise(c))) for c in layout.chains}
         self.chains = tuple(map(">".join, layout.chains))
         self.followers = layout.followers
-        self.reader = TextReader(classes, layout.ngram_window)
+        self.reader = TextReader(classes, layout.max_ngram)
         self.clear()
 
     def clear(self) -> None:
@@ -89,7 +89,7 @@ class Observer:
         ratio = num_tokens / max(utility, 1e-9)
         self.time_ratio[chain] = ema(self.time_ratio[chain], ratio)
         self.tokens[chain] = ema(self.tokens[chain], num_tokens)
-        if self.layout.kinds[plan.chain[0]] != "ngram":
+        if self.layout.traits[plan.chain[0]].has_law:
             self.draft_entropy = ema(self.draft_entropy, result.draft_entropy)
         for level, pair in enumerate(self.pairs_of[plan.chain]):
             proposed = result.proposed_per_level[level]

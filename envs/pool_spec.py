@@ -7,12 +7,11 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from specgym.engine.eagle_member import EagleMember
-from specgym.engine.members import NGramMember
-from specgym.engine.pool import Member, ModelPool
+from specgym.engine.members.traits import HEAD, LOOKUP, MODEL, MemberTraits
+from specgym.engine.pool import ModelPool
 from specgym.engine.types import Plan
 
-KINDS = ("ngram", "model", "eagle")
+KINDS = {"ngram": LOOKUP, "model": MODEL, "eagle": HEAD}  # what older files say of a member
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +24,7 @@ class Layout:
         k_values: Numbers of drafted tokens that plans may ask for, ascending.
         window: Rows of a forward in exact mode.
         context_limits: The longest text each member takes, in tokens.
-        kinds: What each member is, cheapest first: ``ngram``, ``model`` or ``eagle``.
-        ngram_window: Longest suffix that prompt lookup looks up; 0 without it.
+        traits: How each member behaves, cheapest first.
         experts_per_token: Routed experts that each token visits in the target; 0 for a dense one.
 
     Raises:
@@ -38,27 +36,22 @@ class Layout:
     k_values: tuple[int, ...]
     window: int
     context_limits: Mapping[str, int]
-    kinds: Mapping[str, str]
-    ngram_window: int = 0
+    traits: Mapping[str, MemberTraits]
     experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         named = {self.target, *itertools.chain.from_iterable(self.chains)}
-        unknown = sorted(named - self.kinds.keys())
-        if unknown or self.kinds.keys() != self.context_limits.keys():
+        unknown = sorted(named - self.traits.keys())
+        if unknown or self.traits.keys() != self.context_limits.keys():
             raise ValueError(
-                f"layout: chains, kinds and context_limits must name the same members; got chains "
-                f"of {sorted(named)}, kinds of {sorted(self.kinds)} and context_limits of "
+                f"layout: chains, traits and context_limits must name the same members; got chains "
+                f"of {sorted(named)}, traits of {sorted(self.traits)} and context_limits of "
                 f"{sorted(self.context_limits)}"
             )
-        wrong = [kind for kind in self.kinds.values() if kind not in KINDS]
-        if wrong:
-            raise ValueError(f"layout.kinds: must be of {', '.join(KINDS)}; got {wrong[0]!r}")
 
     @staticmethod
     def of(pool: ModelPool) -> Layout:
         """The layout of a pool."""
-        lookup = [m.max_window for m in pool.members.values() if isinstance(m, NGramMember)]
         experts = pool.model(pool.target).experts
         return Layout(
             target=pool.target,
@@ -66,24 +59,26 @@ class Layout:
             k_values=pool.k_values,
             window=pool.window,
             context_limits={name: m.context_limit for name, m in pool.members.items()},
-            kinds={name: kind_of(member) for name, member in pool.members.items()},
-            ngram_window=lookup[0] if lookup else 0,
+            traits={name: member.traits for name, member in pool.members.items()},
             experts_per_token=0 if experts is None else experts.experts_per_token,
         )
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> Layout:
-        """The layout that ``as_plain`` wrote.
+        """Return the layout that ``as_plain`` wrote, in this version or an older one.
 
         Raises:
             ValueError: If an entry is missing or unknown, or they do not go together.
         """
+        plain = with_traits(plain)
         wanted = {field.name for field in dataclasses.fields(Layout)}
         if plain.keys() != wanted:
             wrong = ", ".join(sorted(plain.keys() ^ wanted))
             raise ValueError(f"layout: missing or unknown entries: {wrong}")
         chains = tuple(tuple(chain) for chain in plain["chains"])
-        return Layout(**{**plain, "chains": chains, "k_values": tuple(plain["k_values"])})
+        traits = {name: MemberTraits(**each) for name, each in plain["traits"].items()}
+        k_values = tuple(plain["k_values"])
+        return Layout(**{**plain, "chains": chains, "k_values": k_values, "traits": traits})
 
     def as_plain(self) -> dict[str, Any]:
         """The layout as values that JSON can hold."""
@@ -93,7 +88,7 @@ class Layout:
             "chains": chains,
             "k_values": list(self.k_values),
             "context_limits": dict(self.context_limits),
-            "kinds": dict(self.kinds),
+            "traits": {name: dataclasses.asdict(each) for name, each in self.traits.items()},
         }
 
     def with_k_values(self, k_values: tuple[int, ...]) -> Layout:
@@ -122,7 +117,12 @@ class Layout:
     @property
     def followers(self) -> tuple[str, ...]:
         """Members other than the target that keep a KV, and so have to catch up."""
-        return tuple(n for n, kind in self.kinds.items() if kind != "ngram" and n != self.target)
+        return tuple(n for n, each in self.traits.items() if each.has_kv and n != self.target)
+
+    @property
+    def max_ngram(self) -> int:
+        """Longest n-gram that prompt lookup looks up; 0 without it."""
+        return max((each.max_ngram for each in self.traits.values()), default=0)
 
     @property
     def pairs(self) -> tuple[str, ...]:
@@ -146,8 +146,20 @@ class Layout:
         return (Plan((self.target,), 0), *speculative)
 
 
-def kind_of(member: Member) -> str:
-    """What a member is: ``ngram``, ``model`` or ``eagle``."""
-    if isinstance(member, EagleMember):
-        return "eagle"
-    return "model" if member.is_neural else "ngram"
+def with_traits(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored layout with traits, where an older file has the kinds of members.
+
+    Raises:
+        ValueError: If a kind is unknown.
+    """
+    if "kinds" not in plain:
+        return plain
+    rest = {name: value for name, value in plain.items() if name not in ("kinds", "ngram_window")}
+    wrong = [kind for kind in plain["kinds"].values() if kind not in KINDS]
+    if wrong:
+        raise ValueError(f"layout.kinds: must be of {', '.join(KINDS)}; got {wrong[0]!r}")
+    traits = {name: dataclasses.asdict(KINDS[kind]) for name, kind in plain["kinds"].items()}
+    for name, kind in plain["kinds"].items():
+        if kind == "ngram":
+            traits[name]["max_ngram"] = plain["ngram_window"]
+    return {**rest, "traits": traits}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specgym.engine.members import NGramIndex
+from specgym.engine.members.ngram import NGramIndex
 
 DEFAULT_WINDOW = 3  # where the pool has no prompt lookup of its own
 COPY_CAP = 31

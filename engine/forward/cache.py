@@ -52,14 +52,12 @@ class MaskedKVCache(Cache):
         aligned: Every row appends behind its own tokens.
 
     Attributes:
-        keeps_drafts: Whether what is drafted stays when it is accepted.
         is_view: Whether it is one row of another cache.
 
     Raises:
         EngineFault: If there is no memory for a buffer, here or when a layer's are made.
     """
 
-    keeps_drafts = True
     is_view = False
 
     def __init__(

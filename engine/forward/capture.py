@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from specgym.engine.forward.graphs import MAX_GRAPHS, Forward, GraphRunner, Tensors, log_eager
-from specgym.engine.members import ModelMember
 
 
 class CudaCapture:
@@ -131,7 +130,7 @@ def accelerate(members: Iterable[Any], *, graphs: bool = True, compiled: bool = 
     """
     shared: dict[torch.device, CudaCapture] = {}
     for member in members:
-        if not member.is_neural:
+        if not member.traits.has_kv:
             continue
         on_cuda = member.device.type == "cuda"
         reason = why_eager(member, compiled=compiled)
@@ -146,7 +145,7 @@ def accelerate(members: Iterable[Any], *, graphs: bool = True, compiled: bool = 
 
 def why_eager(member: Any, *, compiled: bool) -> str:
     """Why a member cannot have captured forwards; empty when it can, as far as can be told."""
-    if not isinstance(member, ModelMember):
+    if member.traits.reads_target:
         return "the features an EAGLE head reads are picked on the host"
     on_cuda = member.device.type == "cuda"
     if not on_cuda:

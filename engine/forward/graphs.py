@@ -17,15 +17,13 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.forward.cache_layers import StaticWindow
-
-if TYPE_CHECKING:
-    from specgym.engine.members import ModelMember
+from specgym.engine.forward.experts import ExpertDispatch
 
 logger = logging.getLogger(__name__)
 Tensors = dict[str, torch.Tensor]
@@ -35,6 +33,37 @@ Mask = torch.Tensor | dict[str, torch.Tensor]
 MAX_TOKENS = 32  # of a window; longer ones are prefills, whose shapes seldom come again
 MAX_GRAPHS = 64  # of a member; the one that was not used for longest is let go
 SMALLEST_BUCKET = 256  # slots; buckets are powers of two
+
+
+class Model(Protocol):
+    """A member whose forwards can be captured.
+
+    Attributes:
+        name: Its name in chains.
+        num_layers: Layers with a cache.
+        taps: Layers whose inputs are kept.
+        dispatch: How its experts run; None for a dense model.
+        setup_seconds: Seconds spent on captures so far.
+    """
+
+    name: str
+    num_layers: int
+    device: torch.device
+    dtype: torch.dtype
+    taps: tuple[int, ...]
+    dispatch: ExpertDispatch | None
+    setup_seconds: float
+
+    def run(
+        self,
+        tokens_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        mask: Mask,
+        memory: MaskedKVCache,
+        need_logits: bool,
+        last: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor]]:
+        """Return logits and the tapped states; the forward itself, of tensors alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +153,7 @@ class GraphRunner:
 
     def __init__(
         self,
-        member: ModelMember,
+        member: Model,
         capture: Capture,
         max_tokens: int = MAX_TOKENS,
         max_graphs: int = MAX_GRAPHS,
@@ -238,7 +267,7 @@ class GraphRunner:
         return None if logits is None else logits.clone(), states
 
 
-def make_forward(member: ModelMember, cache: MaskedKVCache, key: GraphKey) -> Forward:
+def make_forward(member: Model, cache: MaskedKVCache, key: GraphKey) -> Forward:
     """A member's forward as a function of tensors of fixed shapes, over a stage's cache."""
 
     def forward(inputs: Tensors) -> Tensors:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import holds_eagle, load_eagle
-from specgym.engine.members import ModelMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pools.checkpoints import hash_weights
 from specgym.engine.pools.data_wheel import hash_file
 from specgym.engine.pools.hub import WEIGHT_FILES

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from specgym.engine.forward.capture import accelerate
-from specgym.engine.members import NGramMember
-from specgym.engine.pool import DEFAULT_K_VALUES, Member, ModelPool
+from specgym.engine.members.ngram import NGramMember
+from specgym.engine.members.protocol import Member
+from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.pools.drafters import binding, drafter_folder, hash_drafter, load_drafter
 from specgym.engine.pools.hub import fetch_head
 from specgym.engine.pools.recipes import RECIPES, split_recipe

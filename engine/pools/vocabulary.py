@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specgym.engine.forward.cache import MaskedKVCache
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 
 logger = logging.getLogger(__name__)
 

@@ -181,7 +181,7 @@ def position_table(trace: Trace, layout: Layout) -> np.ndarray:
     """The entries of ``POSITION_FEATURES`` at each position and at the end, [N + 1, P]."""
     num_prompt, limit = len(trace.prompt), layout.context_limits[layout.target]
     classes, prompt = trace.classes.tolist(), trace.prompt.tolist()
-    text = TextFeatures(prompt, classes[num_prompt - 1], layout.ngram_window)
+    text = TextFeatures(prompt, classes[num_prompt - 1], layout.max_ngram)
     rows = []
     for generated in range(len(trace) + 1):
         rows.append(

@@ -183,7 +183,7 @@ class Maker:
     def fill_costs(self, action: int, plan: Plan, chain: int, num_drafted: np.ndarray) -> None:
         """Seconds of the forwards, all followers caught up, and the experts of the last one."""
         costs, bucket = self.costs, self.bucket
-        if self.layout.kinds[plan.chain[0]] != "ngram":
+        if self.layout.traits[plan.chain[0]].has_kv:
             first = costs.forward_seconds(plan.chain[0], "draft", 1, bucket)
             guess = costs.forward_seconds(plan.chain[0], "guess", 1, bucket)
             self.draft_seconds[:, action] = first + (num_drafted - 1) * guess
@@ -249,7 +249,7 @@ class Maker:
         num_drafted: np.ndarray,
     ) -> np.ndarray:
         """Tokens beyond the text of before that a follower holds after the iteration."""
-        if self.layout.kinds[name] == "eagle":
+        if not self.layout.traits[name].keeps_drafts:
             return np.zeros_like(tokens)
         held = np.minimum(shared, tokens - 1)
         return np.minimum(held, num_drafted - 1) if level == 0 else held
@@ -282,10 +282,11 @@ class Maker:
         allowed = generated[:, None] + most <= trace.max_new_tokens
         allowed &= len(trace.prompt) + generated[:, None] + most <= np.array(limits)
         allowed[:, 0] = True
-        heads = [layout.kinds[name] == "eagle" for name in layout.followers]
         prefill = [
-            self.costs.prefill_seconds(name, len(trace.prompt) - 1 - is_head)
-            for name, is_head in zip(layout.followers, heads, strict=True)
+            self.costs.prefill_seconds(
+                name, len(trace.prompt) - 1 - layout.traits[name].first_position
+            )
+            for name in layout.followers
         ]
         seconds = self.draft_seconds + self.verify_seconds + self.overhead
         return TraceTables(

@@ -127,8 +127,8 @@ class Playback:
         if executed.k and executed.chain[0] in self.followers:
             seconds = float(self.columns["draft_seconds"][here]) / proposed[0] * drafters
             costs += self.caught_up(action, executed.chain[0], "draft", 0, seconds, drafters)
-            is_head = self.library.layout.kinds[executed.chain[0]] == "eagle"
-            rows = 1 if is_head else self.width(1)  # a head's guesses are dropped again
+            stays = self.library.layout.traits[executed.chain[0]].keeps_drafts
+            rows = self.width(1) if stays else 1  # what is dropped again has no fixed width
             again = ForwardCost(executed.chain[0], "draft", 1, rows, 0, seconds)
             costs += [again] * (proposed[0] - 1)
         middle = executed.chain[1:-1]
@@ -179,7 +179,8 @@ class Playback:
 
         All but the prompt's last token; a head has no position for the first one.
         """
-        num_left = len(self.trace.prompt) - 1 - (self.library.layout.kinds[name] == "eagle")
+        first = self.library.layout.traits[name].first_position
+        num_left = len(self.trace.prompt) - 1 - first
         if num_left < 1:
             return [], late + seconds
         costs = []

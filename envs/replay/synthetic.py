@@ -6,8 +6,11 @@ bad for a while, and costs are round numbers.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from specgym.engine.members.traits import HEAD, LOOKUP, MODEL
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import ROLES, CostTable
 from specgym.envs.replay.traces import Trace, TraceSet
@@ -31,9 +34,8 @@ def synthetic_layout(experts_per_token: int = 0) -> Layout:
         k_values=(1, 2, 3, 4, 6),
         window=8,
         context_limits=dict.fromkeys(("ngram", "eagle", "small", "mid", "target"), 8192),
-        kinds={"ngram": "ngram", "eagle": "eagle", "small": "model", "mid": "model"}
-        | {"target": "model"},
-        ngram_window=3,
+        traits={"ngram": dataclasses.replace(LOOKUP, max_ngram=3), "eagle": HEAD}
+        | dict.fromkeys(("small", "mid", "target"), MODEL),
         experts_per_token=experts_per_token,
     )
 

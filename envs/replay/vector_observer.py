@@ -56,7 +56,7 @@ class VectorObserver:
         self.chain_of = np.array([chain_of.get(plan.chain, -1) for plan in plans])  # [A]
         self.k_of = np.array([float(plan.k) for plan in plans])
         self.last_level = np.array([max(plan.num_verifiers - 1, 0) for plan in plans])
-        self.has_law = np.array([layout.kinds[plan.chain[0]] != "ngram" for plan in plans])
+        self.has_law = np.array([layout.traits[plan.chain[0]].has_law for plan in plans])
         self.has_law &= self.chain_of >= 0
         self.pair_of = np.full((len(plans), layout.max_verifiers), -1)  # [A, V]
         for action, plan in enumerate(plans):

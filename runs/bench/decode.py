@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from specgym.engine.decoding import start
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import parse_pool
 from specgym.engine.pools.sources import load_source

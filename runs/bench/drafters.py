@@ -24,7 +24,7 @@ from specgym.runs.bench.command import Bench
 from specgym.runs.bench.configs import DrafterBench
 from specgym.runs.bench.measuring import row
 from specgym.runs.making import make_pool
-from specgym.runs.peers.byte_floor import ByteFloor, drafter_bytes
+from specgym.runs.peers.byte_floor import ByteFloor, weight_bytes
 from specgym.runs.results import describe_machine
 from specgym.runs.tables import NumberTable
 
@@ -102,7 +102,7 @@ def forward_ratios(
     ratios = {f"{name}_over_target_seconds": median / plain for name, median in medians.items()}
     if pool.model(pool.target).device.type == "cpu":
         for name, median in medians.items():
-            floor = ByteFloor(drafter_bytes(pool, name), bandwidth)
+            floor = ByteFloor(weight_bytes(pool.neural(name)), bandwidth)
             ratios[f"{name}_over_byte_floor"] = median / floor.seconds
     return ratios
 

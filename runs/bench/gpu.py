@@ -18,7 +18,7 @@ from rich.console import Console
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import EagerCapture, accelerate
 from specgym.engine.forward.graphs import GraphRunner
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, random_plans
 from specgym.engine.timing import WallClock
@@ -87,8 +87,9 @@ def capture(pool: ModelPool) -> None:
     if pool.model(pool.target).device.type == "cuda":
         accelerate(pool.members.values())
         return
-    for member in pool.members.values():
-        if isinstance(member, ModelMember) and member.experts is None:
+    models = [pool.model(n) for n, m in pool.members.items() if m.traits.can_verify]
+    for member in models:
+        if member.experts is None:
             member.graphs = GraphRunner(member, EagerCapture())
 
 

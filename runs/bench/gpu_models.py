@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 
 NOISE = 0.02  # of the middle drafter's weights, relative

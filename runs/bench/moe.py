@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool, parse_pool
 from specgym.engine.timing import WallClock

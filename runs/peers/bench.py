@@ -179,7 +179,7 @@ def our_contestants(
     config: PeersBench, pool: ModelPool, plain: OurDecoder, absent: dict[str, str]
 ) -> list[Contestant]:
     """Our engine plain, exact, with prompt lookup and with the assistant as drafter."""
-    lookup = next(name for name, m in pool.members.items() if not m.is_neural)
+    lookup = next(name for name, m in pool.members.items() if m.traits.max_ngram)
     decoders = {
         PLAIN: plain,
         EXACT: OurDecoder(pool, plain.plan, config.new_tokens, exact=True),

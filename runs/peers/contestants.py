@@ -13,7 +13,6 @@ from torch import nn
 
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.lean_llama import widen
-from specgym.engine.members import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.checkpoints import quiet_transformers
 from specgym.engine.pools.drafters import drafter_folder
@@ -215,5 +214,5 @@ def load_assistant(source: str, target: LoadedModel, k: int) -> Any:
 
 def lookup_options(pool: ModelPool, k: int) -> dict[str, int]:
     """What makes generate look prompts up with the pool's own window."""
-    member = next(m for m in pool.members.values() if isinstance(m, NGramMember))
-    return {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": member.max_window}
+    longest = max(member.traits.max_ngram for member in pool.members.values())
+    return {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": longest}

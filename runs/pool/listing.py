@@ -8,9 +8,8 @@ import statistics
 from rich.console import Console
 
 from specgym.engine.decoding import decode_step, probe_baseline, start
-from specgym.engine.eagle_member import EagleMember, EagleMemory
 from specgym.engine.member_runs import Meter
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.protocol import NeuralMember, has_kv, reads_target
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.drafters import drafter_folder
 from specgym.engine.pools.loading import BUILT_IN_POOLS, parse_pool
@@ -68,8 +67,8 @@ def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
     title = f"{pool.name}: milliseconds of a forward of 1 .. {TIMED_ROWS[-1]} tokens"
     table = NumberTable(title, ("member", "kind"), ("parameters", "memory", *map(str, TIMED_ROWS)))
     for name, member in pool.members.items():
-        if isinstance(member, NGramMember):
-            table.add_row(name, "prompt lookup", "", "")
+        if not has_kv(member):
+            table.add_row(name, member.architecture, "", "")
             continue
         rows = TIMED_ROWS if pool.is_ready(name) else ()
         timed = [f"{1e3 * seconds_of(pool, member, each):.1f}" for each in rows]
@@ -95,15 +94,16 @@ def show_pool(pool: ModelPool, exact: bool, console: Console) -> None:
         console.print(f"weights of {name}: sha256 {fingerprint}", soft_wrap=True)
 
 
-def seconds_of(pool: ModelPool, member: ModelMember | EagleMember, num_rows: int) -> float:
+def seconds_of(pool: ModelPool, member: NeuralMember, num_rows: int) -> float:
     """Median seconds of a forward of some tokens over a short context."""
     clock = WallClock(member.device)
     memory, seconds = member.new_memory(1, 128), []
     # Tokens that differ: a mixture sends the same token to the same experts.
     tokens = [step % member.vocab_size for step in range(TIMED_CONTEXT + num_rows)]
-    if isinstance(memory, EagleMemory):
-        memory.source = pool.model(pool.target).new_memory(1, 128)
-        pool.model(pool.target).forward(memory.source, [tokens], need_logits=False)
+    if reads_target(member):
+        target_memory = pool.model(pool.target).new_memory(1, 128)
+        member.attach(memory, target_memory)
+        pool.model(pool.target).forward(target_memory, [tokens], need_logits=False)
     member.forward(memory, [tokens[:TIMED_CONTEXT]], need_logits=False)
     for _ in range(NUM_TIMED):
         meter = Meter(clock)

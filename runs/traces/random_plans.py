@@ -47,7 +47,8 @@ def measured(
     a head has no position for the first token.
     """
     to_prefill = {
-        name: begun["num_prompt"] - 1 - (layout.kinds[name] == "eagle") for name in layout.followers
+        name: begun["num_prompt"] - 1 - layout.traits[name].first_position
+        for name in layout.followers
     }
     iterations = []
     for info in infos:

@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleCheckpoint, EagleHead, EagleShape
 from specgym.engine.forward.lean_llama import LeanLlama
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import perturbed, tiny_llama, tiny_mixtral, tiny_tokenizer
 from specgym.engine.training.corpus import Corpus, Writer, make_generator, shard_path, write_shard

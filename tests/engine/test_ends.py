@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specgym.engine.decoding import start
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import (
     decode,

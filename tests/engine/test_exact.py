@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama, tiny_pool
 from specgym.engine.types import DecodeRequest, Plan

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.eagle_member import EagleMemory
 from specgym.engine.joining import join
+from specgym.engine.members.eagle_memory import EagleMemory
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import DecodeRequest
 

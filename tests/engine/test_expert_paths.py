@@ -7,7 +7,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 
 from specgym.engine import expert_paths as branches
 from specgym.engine.expert_paths import Branch, visited_experts
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import tiny_llama
 
 SIZES = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.joining import join
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import decode, serve, tiny_pool
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import DecodeRequest, Plan, SamplingParams

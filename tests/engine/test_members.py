@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import TableLM, decode, perturbed, table_pool, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock

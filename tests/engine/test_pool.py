@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import eos_ids_of, load_pool, parse_pool
 from specgym.engine.testing import TableLM, decode, table_pool, tiny_pool, tiny_tokenizer

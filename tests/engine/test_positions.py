@@ -4,7 +4,8 @@ import torch
 import transformers
 
 from specgym.engine.forward.cache_layers import MaskedLayer
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama
 from specgym.engine.types import DecodeRequest, Plan

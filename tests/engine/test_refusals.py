@@ -8,7 +8,7 @@ from torch import nn
 from specgym.engine.compiled.llama import why_not_compiled
 from specgym.engine.forward.lean_families import is_lean
 from specgym.engine.forward.linears import replace_linears
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pools.checkpoints import load_folder
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama

@@ -5,7 +5,8 @@ import torch
 
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.cache import MaskedKVCache
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock

@@ -6,7 +6,8 @@ import pytest
 
 from specgym.engine import decoding
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock

@@ -5,7 +5,7 @@ import torch
 
 from specgym.engine import drafting
 from specgym.engine.decoding import decode_step, start
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_pool
 from specgym.engine.timing import CountingClock

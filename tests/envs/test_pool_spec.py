@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from specgym.engine.members.traits import HEAD, LOOKUP, MODEL
 from specgym.engine.testing import tiny_pool
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.synthetic import synthetic_layout
@@ -14,9 +15,12 @@ def test_a_layout_says_what_its_pool_does(pool):
     assert layout.chains == layout.speculative_chains == pool.chains
     assert layout.drafters == ("ngram", "draft", "mid")
     assert layout.followers == ("draft", "mid")
-    assert layout.kinds == {"ngram": "ngram", "draft": "model", "mid": "model", "target": "model"}
+    assert layout.traits == {
+        "ngram": dataclasses.replace(LOOKUP, max_ngram=3),
+        **dict.fromkeys(("draft", "mid", "target"), MODEL),
+    }
     assert layout.context_limits == {n: m.context_limit for n, m in pool.members.items()}
-    assert (layout.window, layout.ngram_window) == (pool.window, 3)
+    assert (layout.window, layout.max_ngram) == (pool.window, 3)
     assert layout.experts_per_token == 0
     assert (layout.max_verifiers, layout.max_proposed) == (2, 7)
 
@@ -58,5 +62,22 @@ def test_what_does_not_go_together_is_refused(pool):
         Layout.from_plain({**plain, "chains": [["other", "target"]]})
     with pytest.raises(ValueError, match="must name the same members"):
         Layout.from_plain({**plain, "context_limits": {"target": 9}})
+    with pytest.raises(ValueError, match="missing or unknown entries: traits"):
+        Layout.from_plain({name: value for name, value in plain.items() if name != "traits"})
+
+
+OLD_KINDS = {"ngram": "ngram", "eagle": "eagle"} | dict.fromkeys(
+    ("small", "mid", "target"), "model"
+)
+
+
+def test_kinds_of_older_files_become_traits():
+    layout = synthetic_layout()
+    plain = layout.as_plain()
+    del plain["traits"]
+    old = plain | {"kinds": OLD_KINDS, "ngram_window": 3}
+    assert Layout.from_plain(old) == layout
+    assert layout.traits["eagle"] == HEAD
+    assert Layout.from_plain(old | {"ngram_window": 5}).max_ngram == 5
     with pytest.raises(ValueError, match="kinds: must be of ngram, model, eagle; got 'bird'"):
-        Layout.from_plain({**plain, "kinds": {**plain["kinds"], "mid": "bird"}})
+        Layout.from_plain(old | {"kinds": OLD_KINDS | {"mid": "bird"}})

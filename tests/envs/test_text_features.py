@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgym.engine.members import NGramMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.testing import tiny_tokenizer
 from specgym.envs.text_features import (
     TEXT_FEATURES,

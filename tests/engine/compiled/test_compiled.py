@@ -22,7 +22,7 @@ from specgym.engine.compiled import program, rotary, team
 from specgym.engine.compiled.linear import CompiledLinear
 from specgym.engine.compiled.llama import why_not_compiled
 from specgym.engine.forward.linears import RowLinear, linear, replace_linears
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import tiny_llama, tiny_mixtral
 
 TOKENS = [(7 * step + 3) % 61 for step in range(24)]

@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans
 from specgym.engine.types import DecodeRequest, Plan

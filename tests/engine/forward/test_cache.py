@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specgym.engine.forward.cache import MaskedKVCache
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import decode, tiny_llama, tiny_pool
 from specgym.engine.types import DecodeRequest, common_prefix
 

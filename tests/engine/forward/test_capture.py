@@ -9,7 +9,8 @@ import transformers
 
 from specgym.engine.forward.capture import CudaCapture, accelerate
 from specgym.engine.forward.graphs import GraphRunner
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.testing import tiny_llama
 
 

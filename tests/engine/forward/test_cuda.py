@@ -8,7 +8,8 @@ import torch
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import CudaCapture, accelerate, no_waiting
 from specgym.engine.forward.graphs import GraphRunner
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans, tiny_llama
 from specgym.engine.timing import WallClock

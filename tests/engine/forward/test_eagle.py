@@ -8,10 +8,11 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleHead, EagleShape, holds_eagle, load_eagle
 from specgym.engine.forward.lean_llama import fold_mask, widen
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.testing import decode, random_plans, tiny_llama, tiny_tokenizer

@@ -16,7 +16,8 @@ from specgym.engine.forward.experts import (
     read_loads,
 )
 from specgym.engine.forward.stable_topk import stable_topk
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, perturbed, random_plans
 from specgym.engine.timing import CountingClock

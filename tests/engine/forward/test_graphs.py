@@ -14,7 +14,7 @@ from specgym.engine.decoding import decode_step, start
 from specgym.engine.forward.capture import EagerCapture, accelerate
 from specgym.engine.forward.experts import find_experts
 from specgym.engine.forward.graphs import SMALLEST_BUCKET, GraphRunner, bucket_of
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import decode, random_plans, serve, tiny_llama, tiny_mixtral, tiny_pool
 from specgym.engine.timing import CountingClock
 from specgym.engine.types import DecodeRequest, Plan

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from specgym.engine.forward.lean_families import is_lean
 from specgym.engine.forward.lean_llama import fuse, rotate, rotation
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.testing import tiny_llama
 
 BASE = {

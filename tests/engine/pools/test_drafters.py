@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specgym.engine.forward.eagle import save_eagle
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pools.checkpoints import hash_weights
 from specgym.engine.pools.drafters import PREFIX, SHIPPED, drafter_folder
 from specgym.engine.pools.loading import BUILT_IN_CHAINS, load_pool

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleHead, EagleShape
+from specgym.engine.members.eagle import EagleMember
 from specgym.engine.pools.loading import load_pool, parse_pool
 from specgym.engine.pools.recipes import RECIPES
 from specgym.engine.testing import decode, random_plans, tiny_tokenizer

@@ -18,7 +18,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specgym.engine.cache_folder import cache_folder
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools import sources
 from specgym.engine.pools.checkpoints import hash_weights

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from specgym.engine.members import ModelMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pools.loading import load_pool, parse_pool
 from specgym.engine.pools.sources import is_local, load_source
 from specgym.engine.pools.upcycling import Upcycling, parse_upcycling, upcycle

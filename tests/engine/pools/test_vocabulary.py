@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from specgym.engine.decoding import start
 from specgym.engine.member_runs import best_tokens
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.pools.vocabulary import check_tokenizers

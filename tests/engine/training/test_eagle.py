@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from transformers import MistralConfig, MistralForCausalLM
 
 from specgym.engine.compiled.rotary import frequencies
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleCheckpoint, load_eagle, save_eagle
-from specgym.engine.members import ModelMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pools.students import check_layers
 from specgym.engine.testing import tiny_llama
 from specgym.engine.training import eagle as eagle_training

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specgym.engine.forward.lean_llama import LeanLlama
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import decode, tiny_llama
 from specgym.engine.training.text_writer import BatchGenerator, Job, draw

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specgym.engine.members.traits import MODEL
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import (
     CostTable,
@@ -19,7 +20,7 @@ LAYOUT = Layout(
     k_values=(1, 2, 4),
     window=8,
     context_limits={"small": 512, "target": 512},
-    kinds={"small": "model", "target": "model"},
+    traits={"small": MODEL, "target": MODEL},
     experts_per_token=2,
 )
 

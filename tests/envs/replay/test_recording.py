@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleCheckpoint
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import perturbed, tiny_llama, tiny_tokenizer
 from specgym.engine.timing import CountingClock

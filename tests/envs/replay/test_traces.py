@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from specgym.engine.members.traits import LOOKUP, MODEL
 from specgym.envs.pool_spec import Layout
 from specgym.envs.replay.costs import CostTable
 from specgym.envs.replay.traces import (
@@ -24,7 +25,7 @@ LAYOUT = Layout(
     k_values=(1, 3),
     window=8,
     context_limits={"ngram": 99, "small": 99, "mid": 99, "target": 99},
-    kinds={"ngram": "ngram", "small": "model", "mid": "model", "target": "model"},
+    traits={"ngram": LOOKUP, "small": MODEL, "mid": MODEL, "target": MODEL},
 )
 
 

@@ -27,7 +27,7 @@ def test_a_soak_reports_memory_and_faults(tmp_path, capsys):
 
 
 def test_faults_are_counted_and_the_soak_goes_on(tmp_path, monkeypatch):
-    from specgym.engine.members import NGramMember
+    from specgym.engine.members.ngram import NGramMember
 
     def broken(self, memory, tokens, k):
         raise IndexError("no such token")

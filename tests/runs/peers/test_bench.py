@@ -17,9 +17,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from specgym.engine.eagle_member import EagleMember
 from specgym.engine.forward.eagle import EagleCheckpoint
-from specgym.engine.members import ModelMember
+from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.model import ModelMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.pools.loading import load_pool
 from specgym.engine.pools.sources import LoadedModel
@@ -32,7 +32,7 @@ from specgym.runs.peers import bench as bench_peers
 from specgym.runs.peers import environments as peer_envs
 from specgym.runs.peers import workers as peer_workers
 from specgym.runs.peers.bench import bench_prompts
-from specgym.runs.peers.byte_floor import ByteFloor, drafter_bytes, weight_bytes
+from specgym.runs.peers.byte_floor import ByteFloor, weight_bytes
 from specgym.runs.peers.contestants import (
     Contestant,
     Run,
@@ -224,10 +224,10 @@ class TestByteFloor:
         pool = ModelPool(members)
         rows = len(ids) * size
         in_head = sum(p.numel() for p in head.parameters())
-        assert drafter_bytes(pool, "eagle") == 2 * (in_head + rows)
-        assert drafter_bytes(pool, "richer") == 2 * (in_head + rows)
+        assert weight_bytes(pool.neural("eagle")) == 2 * (in_head + rows)
+        assert weight_bytes(pool.neural("richer")) == 2 * (in_head + rows)
         in_layers = weight_bytes(pool.model("target")) - 2 * 98 * size
-        assert drafter_bytes(pool, "small") == in_layers + 2 * rows
+        assert weight_bytes(pool.neural("small")) == in_layers + 2 * rows
 
 
 def trimmed(target, ids):

@@ -19,7 +19,8 @@ from transformers.generation import (
 )
 
 from specgym.engine import hf_generate
-from specgym.engine.members import ModelMember, NGramMember
+from specgym.engine.members.model import ModelMember
+from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import chi_square, perturbed, tiny_llama, tiny_tokenizer
 from specgym.engine.verification import law

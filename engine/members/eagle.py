@@ -6,85 +6,20 @@ Legend: B batch, T tokens, F features, S slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
 from specgym.engine.compiled.eagle import CompiledEagle
 from specgym.engine.forward.cache import MaskedKVCache
 from specgym.engine.forward.eagle import EagleCheckpoint
-from specgym.engine.forward.lean_eagle import LeanEagle, Rotation
+from specgym.engine.forward.lean_eagle import LeanEagle
 from specgym.engine.forward.lean_llama import fold_mask, last_rows, pad_tokens, widen
 from specgym.engine.forward.linears import linear
+from specgym.engine.members.eagle_memory import EagleMemory
+from specgym.engine.members.traits import HEAD
 from specgym.engine.timing import SECONDS_PER_PARAMETER
-
-CAUSAL_ROWS = 16  # longest window whose mask is looked up
-
-
-class EagleMemory(MaskedKVCache):
-    """An EAGLE head's cache; position t stands for token t + 1 beside the features of token t.
-
-    Attributes:
-        source: The target's memory, which holds the features of every committed token.
-        guess_B1H: The last output of each row, which stands for the next position's features.
-        guesses: The same of a compiled head, float32 [B, H].
-        factors: Rotary factors of every position, [S, 1, D].
-    """
-
-    source: MaskedKVCache
-    guess_B1H: torch.Tensor | None = None
-    guesses: np.ndarray | None = None
-    factors: Rotation
-    causal_TS: torch.Tensor | None = None
-    keeps_drafts = False
-
-    def view(self, row: int) -> Self:
-        """One row, beside the same row of the target's memory."""
-        view = super().view(row)
-        view.source = self.source.view(row)
-        return view
-
-    def num_eaten(self, row: int) -> int:
-        """Leading tokens behind what it holds: the first token has no position of its own."""
-        return self.num_valid(row) + 1
-
-    def num_known(self, row: int) -> int:
-        """Positions whose features the target has computed."""
-        return self.source.num_valid(row)
-
-    def drop_guesses(self) -> None:
-        """Keeps only what rests on the target's features."""
-        rows = range(self.num_sequences)
-        self.keep([min(self.num_valid(row), self.num_known(row)) for row in rows])
-
-    def rotation(self, num_rows: int) -> Rotation:
-        """Rotary factors of the next window, [B or 1, T, 1, D]."""
-        cos, sin = self.factors
-        if self.num_sequences == 1:
-            first = self.num_used
-            return cos[first : first + num_rows], sin[first : first + num_rows]
-        positions_BT = self.positions(num_rows)
-        return cos[positions_BT], sin[positions_BT]
-
-    def bias(self, num_fed: list[int], num_rows: int) -> torch.Tensor | None:
-        """The additive mask of the next window, [B, 1, T, L]; None sees all up to its end.
-
-        A single request has no holes between its slots: its mask is a view of one that is made
-        once, and a window of one token needs none, whatever the mode.
-        """
-        if self.num_sequences > 1 or num_rows > CAUSAL_ROWS:
-            return self.mask(num_fed, num_rows)
-        if num_rows == 1:
-            return None
-        S, start = self.num_slots, self.num_used
-        if self.causal_TS is None:
-            low = torch.finfo(self.dtype).min
-            all_TS = torch.full((CAUSAL_ROWS, 2 * S), low, dtype=self.dtype, device=self.device)
-            self.causal_TS = all_TS.triu_(S + 1)
-        length = self.attended_length(start + num_rows)
-        return self.causal_TS[None, None, :num_rows, S - start : S - start + length]
 
 
 class EagleMember:
@@ -106,8 +41,8 @@ class EagleMember:
         ValueError: If the head was made for a target of other sizes.
     """
 
-    is_neural = True
-    can_verify = False
+    traits = HEAD
+    takes_drawn = False
     architecture = "EagleHead"
     loads: tuple[()] = ()  # it has no experts
     setup_seconds = 0.0  # and captures nothing
@@ -142,14 +77,16 @@ class EagleMember:
             draft_ids = torch.arange(min(config.vocab_size, shape.num_draft_tokens))
         # Ids that the tokenizer does not know are never proposed.
         is_known = draft_ids < self.vocab_size
-        self.draft_ids = draft_ids[is_known].to(self.device)
+        own_ids = draft_ids[is_known].to(self.device)
+        self.draft_ids: torch.Tensor | None = own_ids
         rows = checkpoint.lm_head
         if rows is None:
             rows = target.get_output_embeddings().weight.detach()[draft_ids]
         rows = rows[: len(draft_ids)][is_known].to(self.device, self.dtype)
-        self.token_ids: list[int] = self.draft_ids.tolist()
+        self.token_ids: list[int] = own_ids.tolist()
         sizes = [p.numel() for p in checkpoint.head.parameters()]
-        self.num_parameters = sum(sizes) + rows.numel() + (0 if own is None else own.numel())
+        self.num_read_parameters = sum(sizes) + rows.numel()  # of an embedding it reads one row
+        self.num_parameters = self.num_read_parameters + (0 if own is None else own.numel())
         self.num_bytes = self.num_parameters * rows.element_size()
         self.compiled: CompiledEagle | None = None
         if compiled and self.device.type == "cpu":
@@ -192,7 +129,7 @@ class EagleMember:
         *,
         aligned: bool = False,
     ) -> EagleMemory:
-        """An empty cache for a batch of requests; its ``source`` is yet to be set."""
+        """Return an empty cache for a batch of requests; ``attach`` it to the target's."""
         memory = EagleMemory(
             self.num_layers,
             batch_size,
@@ -208,6 +145,10 @@ class EagleMember:
             memory.factors = self.lean.factors(num_slots, self.context_limit, like)
         return memory
 
+    def attach(self, memory: EagleMemory, target_memory: MaskedKVCache) -> None:
+        """Have a new cache read the features that the target's cache holds."""
+        memory.source = target_memory
+
     def forward(
         self,
         memory: MaskedKVCache,
@@ -216,6 +157,7 @@ class EagleMember:
         *,
         need_logits: bool = True,
         last_only: bool = False,
+        drawn_B: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Feeds each row its tokens, beside the target's features or else its own last output.
 
@@ -226,12 +168,14 @@ class EagleMember:
             num_rows: As ``ModelMember.forward`` takes it.
             need_logits: False spares the vocabulary head.
             last_only: Leaves the logits as its vocabulary head gives them.
+            drawn_B: Always None: the host has to read what it drafts.
 
         Returns:
             Logits [B, 1, vocab] of what follows each row's last token, or with ``last_only`` those
             of the rows of its head (``token_of`` names them); None when not needed.
         """
         assert isinstance(memory, EagleMemory)
+        assert drawn_B is None
         counts = [len(tokens) for tokens in fed]
         if self.compiled is not None:
             logits = self.forward_compiled(memory, fed, counts, need_logits=need_logits)

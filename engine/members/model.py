@@ -1,8 +1,6 @@
-"""What can stand in a chain: a causal language model, or prompt lookup.
+"""A causal language model as a member: it drafts, verifies, or is the target.
 
-A member keeps a *memory* per batch of requests: a masked KV cache, or an n-gram index. Its
-forward eats the committed tokens its memory lacks (the pending suffix) and then the proposal, so
-chains may change at every step and an idle member catches up when it is next used.
+Legend: B batch, T tokens of a forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from specgym.engine.forward.graphs import GraphRunner
 from specgym.engine.forward.lean_families import make_lean
 from specgym.engine.forward.lean_llama import last_rows, pad_tokens, widen
 from specgym.engine.forward.linears import replace_linears
+from specgym.engine.members.traits import MODEL
 from specgym.engine.timing import SECONDS_PER_PARAMETER
 
 logger = logging.getLogger(__name__)
@@ -48,8 +47,8 @@ class ModelMember:
             vocabulary is smaller than ``num_tokens``.
     """
 
-    is_neural = True
-    can_verify = True
+    traits = MODEL
+    takes_drawn = True
     setup_seconds = 0.0  # spent on capturing forwards
 
     def __init__(
@@ -123,8 +122,21 @@ class ModelMember:
         """Modelled seconds of a one-row forward, for the counting clock."""
         return self.num_active_parameters * SECONDS_PER_PARAMETER
 
+    @property
+    def num_read_parameters(self) -> int:
+        """Parameters that a forward of one token reads.
+
+        Of a mixture's experts those that a token visits; of an embedding none (a row is less than
+        a thousandth), unless it is the vocabulary head too.
+        """
+        is_tied = self.model.config.get_text_config().tie_word_embeddings
+        if self.draft_ids is not None or is_tied:
+            return self.num_active_parameters
+        embedding = self.model.get_input_embeddings().get_parameter("weight")
+        return self.num_active_parameters - embedding.numel()
+
     def token_of(self, row: int) -> int:
-        """Token id of a row of its vocabulary head."""
+        """Return the token id of a row of its vocabulary head."""
         return row if self.token_ids is None else self.token_ids[row]
 
     @property
@@ -334,73 +346,3 @@ def count_parameters(model: PreTrainedModel, shares_embedding: bool) -> tuple[in
     shared = set(model.get_input_embeddings().parameters()) if shares_embedding else set()
     own = [parameter for parameter in model.parameters() if parameter not in shared]
     return sum(p.numel() for p in own), sum(p.numel() * p.element_size() for p in own)
-
-
-class NGramIndex:
-    """Where each n-gram of one row was last continued; grows with the committed tokens only."""
-
-    def __init__(self, max_window: int):
-        self.max_window = max_window
-        self.num_indexed = 0
-        self.next_position: dict[tuple[int, ...], int] = {}
-
-    def fresh(self) -> NGramIndex:
-        """An empty index of the same window."""
-        return NGramIndex(self.max_window)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Indexes the n-grams that end before the last token: those that have a continuation."""
-        for stop in range(self.num_indexed + 1, len(tokens)):
-            for size in range(1, min(self.max_window, stop) + 1):
-                self.next_position[tuple(tokens[stop - size : stop])] = stop
-        self.num_indexed = max(self.num_indexed, len(tokens) - 1)
-
-    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Longest suffix seen before, and where it was continued; (0, 0) when there is none."""
-        for size in range(min(self.max_window, len(tokens)), 0, -1):
-            position = self.next_position.get(tuple(tokens[len(tokens) - size :]))
-            if position is not None:
-                return size, position
-        return 0, 0
-
-
-class NGramMember:
-    """Prompt lookup: proposes what followed the latest earlier occurrence of the last tokens.
-
-    The window runs from ``max_window`` tokens down to 1, longest match first. A continuation that
-    reaches the end of the text goes on with its own proposal, so a loop is proposed as a loop.
-
-    Args:
-        name: The member's name in chains.
-        max_window: Longest suffix that is looked up.
-
-    Source: Saxena 2023, prompt lookup decoding; the windows and the latest-first order are ours.
-    """
-
-    is_neural = False
-    can_verify = False
-    context_limit = 2**31
-    num_parameters = 0
-    num_bytes = 0
-
-    def __init__(self, name: str = "ngram", max_window: int = 3):
-        if max_window < 1:
-            raise ValueError(f"max_window: must be >= 1 token; got {max_window}")
-        self.name = name
-        self.max_window = max_window
-
-    def new_memory(self) -> NGramIndex:
-        """An empty index for one row."""
-        return NGramIndex(self.max_window)
-
-    def propose(self, memory: NGramIndex, tokens: Sequence[int], k: int) -> tuple[int, ...]:
-        """Up to ``k`` tokens that may follow; none when no suffix was seen before."""
-        memory.extend(tokens)
-        size, position = memory.match(tokens)
-        if not size:
-            return ()
-        proposed: list[int] = []
-        for source in range(position, position + k):
-            behind = source - len(tokens)
-            proposed.append(tokens[source] if behind < 0 else proposed[behind])
-        return tuple(proposed)
