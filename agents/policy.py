@@ -90,8 +90,9 @@ class Policy:
     ) -> Policy:
         """This policy over another table of plans and features, where they go together by name.
 
-        Plans in another order are mapped, and so are tables of which one is a part of the other:
-        plans that the pool lacks are dropped, those that the policy does not know never run.
+        Plans in another order are mapped. Plans that the pool lacks are dropped, and those that the
+        policy does not know never run; of the chains that both know, one of the two must have every
+        plan of the other.
         Features are mapped by name; those that the policy does not know are left out.
 
         Args:
@@ -100,8 +101,9 @@ class Policy:
             features_version: Version of the pool's table of features, where it is known.
 
         Raises:
-            ValueError: If the policy knows plans that the pool lacks and the pool has others, if a
-                feature is missing, or if the features are of another version.
+            ValueError: If of the chains that both know each has plans that the other lacks, if they
+                share no speculation, if a feature is missing, or if the features are of another
+                version.
         """
         table = check_plans(plans)
         if features_version not in (None, self.features_version):
@@ -178,14 +180,19 @@ def check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
 
 
 def check_names(known: Sequence[str], names: Sequence[str]) -> None:
-    """Refuses plans of which neither table is a part of the other.
+    """Raise if a policy's plans do not go together with a pool's.
+
+    A chain that the policy does not know at all is no obstacle: its drafter came later.
 
     Raises:
-        ValueError: If each has some that the other lacks, or they share no speculation.
+        ValueError: If of the chains that both know each has plans that the other lacks, or if they
+            share no speculation.
     """
     lacking = [name for name in known if name not in names]
     others = [name for name in names if name not in known]
-    if (lacking and others) or not set(known) & set(names) - {"none"}:
+    chains = {name.partition("@")[0] for name in known}
+    differ = lacking and any(name.partition("@")[0] in chains for name in others)
+    if differ or not set(known) & set(names) - {"none"}:
         raise ValueError(
             f"policy: it was trained on the plans {', '.join(known)}; this pool lacks "
             f"{', '.join(lacking)} and has {', '.join(others) or 'no others'}; choose the same "

@@ -68,6 +68,19 @@ def test_plans_it_does_not_know_never_run(make_policy, observations, tmp_path):
     assert np.array_equal(load_policy(tmp_path / "p.npz").scores(observations), scores)
 
 
+def test_a_chain_that_came_later_never_runs_beside_fewer_plans(make_policy, observations):
+    """The pool lacks plans that the policy knows, and has a drafter that it does not know."""
+    policy = make_policy()
+    kept = [0, 1, 4]
+    mapped = policy.fit([policy.plans[a] for a in kept] + [(("x", "target"), 1)], policy.features)
+    scores = mapped.scores(observations)
+    assert scores[:, :3] == pytest.approx(policy.scores(observations)[:, kept], abs=1e-6)
+    assert (scores[:, 3] == -np.inf).all()
+    other_k = [*policy.plans[:2], (("ngram", "target"), 5)]
+    with pytest.raises(ValueError, match=r"lacks ngram@2.*has ngram@5"):
+        policy.fit(other_k, policy.features)
+
+
 @pytest.mark.parametrize(
     ("plans", "features", "version", "message"),
     [
