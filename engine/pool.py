@@ -28,8 +28,7 @@ class ModelPool:
     Args:
         members: The members, cheapest first; one of them is the target.
         target: Name of the target.
-        chains: Legal chains, target last; None takes every drafter before the target, and every
-            drafter before a larger model before the target.
+        chains: Legal chains, target last; None takes those of ``default_chains``.
         k_values: Numbers of drafted tokens that plans may ask for, ascending.
         tokenizer: The tokenizer all members share; None for pools of bare token ids.
         eos_ids: Token ids that end a text.
@@ -81,12 +80,16 @@ class ModelPool:
         return self
 
     def default_chains(self) -> list[tuple[str, ...]]:
-        """Each drafter before the target; then each drafter, a later model, and the target."""
+        """Return each drafter before the target, then each drafter and a later model before it.
+
+        Of the lookups only the first stands before a model: the others would propose much the same.
+        """
         drafters = [name for name in self.members if name != self.target]
+        lookups = [name for name in drafters if looks_up(self.members[name])]
         staged = [
             (first, middle, self.target)
             for first, middle in itertools.combinations(drafters, 2)
-            if self.members[middle].traits.can_verify
+            if self.members[middle].traits.can_verify and first not in lookups[1:]
         ]
         return [*((name, self.target) for name in drafters), *staged]
 

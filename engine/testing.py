@@ -27,8 +27,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from specgym.engine.decoding import decode_step, start
 from specgym.engine.joining import join
+from specgym.engine.members.lookups import make_lookups
 from specgym.engine.members.model import ModelMember
-from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.state import DecodeState
 from specgym.engine.timing import CountingClock
@@ -147,7 +147,7 @@ def tiny_pool(
     compiled: bool = True,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> ModelPool:
-    """Prompt lookup, two drafters of growing quality (``draft``, ``mid``) and a target.
+    """The lookups, two drafters of growing quality (``draft``, ``mid``) and a target.
 
     Chains: every drafter alone, and ``ngram>draft``, ``ngram>mid`` and ``draft>mid`` before the
     target. With a tokenizer (``tiny_tokenizer()``) the pool takes text, and its vocabulary.
@@ -166,7 +166,7 @@ def tiny_pool(
         for name, model in models
     ]
     return ModelPool(
-        [NGramMember(), *members],
+        [*make_lookups(), *members],
         k_values=k_values,
         tokenizer=tokenizer,
         eos_ids=eos_ids,
@@ -212,7 +212,7 @@ def table_pool(
     eos_ids: Sequence[int] = (),
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> ModelPool:
-    """Prompt lookup and one ``TableLM`` per table, cheapest first: ``draft``, ``mid``, ``target``.
+    """The lookups and one ``TableLM`` per table, cheapest first: ``draft``, ``mid``, ``target``.
 
     Args:
         tables: The target's logits last, drafters' before; at most three.
@@ -223,7 +223,7 @@ def table_pool(
     names = (*("draft", "mid")[: len(tables) - 1], "target")
     members = [ModelMember(name, TableLM(table)) for name, table in zip(names, tables, strict=True)]
     return ModelPool(
-        [NGramMember(), *members],
+        [*make_lookups(), *members],
         k_values=k_values,
         tokenizer=tokenizer,
         eos_ids=eos_ids,

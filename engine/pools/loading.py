@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specgym.engine.forward.capture import accelerate
-from specgym.engine.members.ngram import NGramMember
+from specgym.engine.members.lookups import LOOKUPS, make_lookups
 from specgym.engine.members.protocol import Member
 from specgym.engine.pool import DEFAULT_K_VALUES, ModelPool
 from specgym.engine.pools.drafters import binding, drafter_folder, hash_drafter, load_drafter
@@ -79,10 +79,11 @@ def parse_pool(spec: str) -> dict[str, str]:
                 f"recipe ({', '.join(RECIPES)}), nor a "
                 f'list like "draft=PATH,target=PATH"; trouble at {part!r}'
             )
-        if name in sources or name == "ngram" or not name.isidentifier():
+        if name in sources or name in LOOKUPS or not name.isidentifier():
+            taken = " or ".join(map(repr, LOOKUPS))
             raise ValueError(
-                f"pool: member name {name!r} must be a word, used once, and not 'ngram' "
-                f"(prompt lookup is always in the pool)"
+                f"pool: member name {name!r} must be a word, used once, and not {taken} "
+                f"(always in the pool)"
             )
         sources[name] = source
     if "target" not in sources:
@@ -159,7 +160,7 @@ def give_back_memory() -> None:
 
 
 def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]) -> list[Member]:
-    """Prompt lookup, the trained drafters, and the models, which members take over; target last.
+    """Return the lookups, the trained drafters, and the models as members; target last.
 
     Args:
         loaded: Models by name, the target among them.
@@ -179,7 +180,7 @@ def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]
     if target.tokenizer is not None:
         num_rows = target.model.config.get_text_config().vocab_size
         num_tokens = count_tokens(target.tokenizer, num_rows)
-    members: list[Member] = [NGramMember()]
+    members: list[Member] = [*make_lookups()]
     bound = binding(target) if drafters else ""
     for name, folder in drafters.items():  # before the target's own weights are packed
         members.append(load_drafter(name, folder, target, bound, num_tokens))
@@ -191,10 +192,17 @@ def load_members(loaded: Mapping[str, LoadedModel], drafters: Mapping[str, Path]
 
 
 def default_chains(spec: str) -> Sequence[tuple[str, ...]] | None:
-    """The chains that a recipe or a built-in pool names; None for a list of sources."""
+    """Return the chains of a recipe or a built-in pool; None for a list of sources.
+
+    Each lookup has a chain of its own in front of those that the pool names.
+    """
     if (found := split_recipe(spec)) is not None:
-        return found[0].chains
-    return BUILT_IN_CHAINS if spec.partition(":")[0] in BUILT_IN_POOLS else None
+        named = found[0].chains
+    elif spec.partition(":")[0] in BUILT_IN_POOLS:
+        named = BUILT_IN_CHAINS
+    else:
+        return None
+    return tuple(dict.fromkeys([*((name, "target") for name in LOOKUPS), *named]))
 
 
 def eos_ids_of(model: Any, tokenizer: Any) -> list[int]:

@@ -9,8 +9,8 @@ import torch
 from specgym.engine.forward.eagle import EagleCheckpoint, EagleHead, EagleShape
 from specgym.engine.forward.lean_llama import LeanLlama
 from specgym.engine.members.eagle import EagleMember
+from specgym.engine.members.lookups import make_lookups
 from specgym.engine.members.model import ModelMember
-from specgym.engine.members.ngram import NGramMember
 from specgym.engine.pool import ModelPool
 from specgym.engine.testing import perturbed, tiny_llama, tiny_mixtral, tiny_tokenizer
 from specgym.engine.training.corpus import Corpus, Writer, make_generator, shard_path, write_shard
@@ -76,7 +76,7 @@ def make_full_pool(kind="llama", dtype=torch.float32, lean=True, compiled=True):
     target = (tiny_llama if kind == "llama" else tiny_mixtral)(3)
     drafters = [perturbed(target, noise, seed) for seed, noise in ((4, 0.15), (5, 0.05))]
     target = target.to(dtype)
-    members = [NGramMember(), tiny_eagle(target, dtype, compiled)]
+    members = [*make_lookups(), tiny_eagle(target, dtype, compiled)]
     for name, model in zip(("draft", "mid"), drafters, strict=True):
         members.append(ModelMember(name, model.to(dtype), lean=lean, compiled=compiled))
     members.append(ModelMember("target", target, lean=lean, compiled=compiled))
