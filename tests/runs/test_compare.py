@@ -217,7 +217,7 @@ def test_a_wrong_text_fails_the_command(command, tmp_path, monkeypatch, capsys):
 
 
 def test_an_engine_fault_fails_the_command(command, monkeypatch, capsys):
-    def faulty(*_):
+    def faulty(*_, **__):
         raise RuntimeError("the engine broke")
 
     monkeypatch.setattr("specgym.envs.decode.decode_step", faulty)
